@@ -1,0 +1,1 @@
+"""Small mechanisms without any domain: the only place for clocks, randomness, ids and processes."""

@@ -1,0 +1,211 @@
+"""Process logs: structlog events with fields, as JSON lines or as text for a person.
+
+Importing this module is cheap; structlog is imported by `configure` or by the first event. Values of keys that name a
+secret, and any text that holds one of our own secrets (known by its prefix), are replaced before anything is written.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+REDACTED: Final = "[redacted]"
+SECRET_PREFIXES: Final = ("tk_", "tkw_", "tkh_", "tkp_", "tks_")
+
+_SECRET_KEY = re.compile(
+    r"(?:^|[^a-z])(?:token|secret|authorization|password|passwd|cookie|credential|api_?key|dsn|private_?key)s?(?:$|[^a-z])",
+    re.IGNORECASE,
+)
+_HARMLESS_SUFFIX = ("_hash", "_sha256", "_id", "_name", "_names", "_count", "_type", "_s", "_at", "_path", "_file")
+# 20 characters: a secret of ours has 43 after its prefix, a word in prose after `tk_` has fewer.
+_SECRET_TEXT = re.compile(r"\btk[whps]?_[A-Za-z0-9_-]{20,}")
+_BEARER = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+_configured = False
+
+
+def configure(
+    process: str, level: str = "info", *, json: bool = True, stream: TextIO | None = None, path: Path | None = None
+) -> None:
+    """Send this process's events to `stream` (default: stderr) or appended to the file `path`.
+
+    `process` becomes a field of every event. `level` is debug, info, warning or error.
+    """
+    global _configured
+    if level not in _LEVELS:
+        raise ValueError(f"log level is one of {', '.join(_LEVELS)}; got {level!r}")
+    structlog = _structlog()
+    target = path.open("a", encoding="utf-8", buffering=1) if path is not None else (stream or sys.stderr)
+    renderer: Any = structlog.processors.JSONRenderer(ensure_ascii=True, default=str) if json else _render_text
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            _stamp(process),
+            structlog.processors.format_exc_info,
+            redact,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(file=_Lines(target)),
+        cache_logger_on_first_use=False,
+    )
+    _configured = True
+
+
+class Logger:
+    """A named source of events. Methods take the event's name (past tense, snake case) and its fields."""
+
+    __slots__ = ("_fields", "_name")
+
+    def __init__(self, name: str, fields: Mapping[str, Any] | None = None) -> None:
+        self._name = name
+        self._fields: dict[str, Any] = dict(fields or {})
+
+    def bind(self, **fields: Any) -> "Logger":
+        """The same source with more fields on every event."""
+        return Logger(self._name, {**self._fields, **fields})
+
+    def debug(self, event: str, **fields: Any) -> None:
+        """For whoever looks for a fault."""
+        self._emit("debug", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        """Something that belongs to the normal course."""
+        self._emit("info", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """Something that the product gets over by itself, and an operator may want to know."""
+        self._emit("warning", event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        """Something that failed for somebody."""
+        self._emit("error", event, fields)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        """An error with the traceback of the exception that is being handled. For defects, not for expected failures."""
+        self._emit("error", event, {**fields, "exc_info": True})
+
+    def _emit(self, method: str, event: str, fields: dict[str, Any]) -> None:
+        if not _configured:
+            configure(process="turnkeeper")
+        log = _structlog().get_logger()
+        getattr(log, method)(event, logger=self._name, **{**self._fields, **fields})
+
+
+def get_logger(name: str) -> Logger:
+    """The logger called `name`: the module's subject, such as `runner.heartbeat`."""
+    return Logger(name)
+
+
+def bind_context(**fields: Any) -> None:
+    """Add fields to every later event of this thread or task, such as the id of the request that it serves."""
+    _structlog().contextvars.bind_contextvars(**fields)
+
+
+def clear_context() -> None:
+    """Forget the fields of `bind_context`."""
+    _structlog().contextvars.clear_contextvars()
+
+
+def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A structlog processor: replace what is or may hold a secret, at any depth."""
+    for key in list(event):
+        event[key] = REDACTED if _names_secret(key) and event[key] is not None else _scrub(event[key])
+    return event
+
+
+def redact_text(text: str) -> str:
+    """`text` with our own secrets and any bearer credential replaced."""
+    return _BEARER.sub(rf"\1 {REDACTED}", _SECRET_TEXT.sub(REDACTED, text))
+
+
+def _names_secret(key: str) -> bool:
+    return _SECRET_KEY.search(key) is not None and not key.lower().endswith(_HARMLESS_SUFFIX)
+
+
+def _scrub(value: object, depth: int = 0) -> object:
+    if isinstance(value, str):
+        return redact_text(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if depth > 8:
+        return "[too deep]"
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value).items()
+        return {
+            str(key): REDACTED if _names_secret(str(key)) and item is not None else _scrub(item, depth + 1)
+            for key, item in items
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_scrub(item, depth + 1) for item in cast("list[object]", value)]
+    if isinstance(value, bytes | bytearray):
+        return f"[{len(value)} bytes]"
+    return redact_text(str(value))
+
+
+def _stamp(process: str) -> "Processor":
+    def add(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["time"] = datetime.now(UTC).isoformat(timespec="milliseconds")
+        event["process"] = process
+        return event
+
+    return add
+
+
+def _render_text(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
+    fields = dict(event)
+    head = [str(fields.pop(key, "")) for key in ("time", "level", "process", "event")]
+    exception = fields.pop("exception", None)
+    parts = [f"{key}={_plain(value)}" for key, value in sorted(fields.items())]
+    line = " ".join([*head, *parts])
+    return line if exception is None else f"{line}\n{exception}"
+
+
+def _plain(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if text.isprintable() and " " not in text and text else repr(text)
+
+
+class _Lines:
+    """One write per event, so that lines of several processes on one stderr do not mix; a broken pipe is no failure."""
+
+    def __init__(self, target: TextIO) -> None:
+        self._target = target
+
+    def write(self, text: str) -> int:
+        try:
+            return self._target.write(text)
+        except (BrokenPipeError, ValueError):  # the reader is gone, or the file was closed at the interpreter's end
+            return 0
+
+    def flush(self) -> None:
+        try:
+            self._target.flush()
+        except (BrokenPipeError, ValueError):
+            return
+
+
+def _structlog() -> Any:
+    """structlog, imported at the first use.
+
+    Its console module imports rich when rich is installed, which triples the time of the import (0.35 s) for something
+    that is never drawn here; so rich is hidden from it for that moment. `configure` runs before threads start.
+    """
+    hidden = "structlog" not in sys.modules and "rich" not in sys.modules
+    if hidden:
+        sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        import structlog
+    finally:
+        if hidden:
+            sys.modules.pop("rich", None)
+    return structlog

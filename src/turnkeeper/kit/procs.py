@@ -1,0 +1,193 @@
+"""Processes, known by pid *and* start time.
+
+A pid alone is reused; the pair of pid and start time (field 22 of `/proc/<pid>/stat`, in clock ticks since boot) is not,
+within one boot. A zombie counts as dead: nothing of it can act any more.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import signal
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from turnkeeper.kit.clock import system_clock
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_DUMPABLE: Final = 4
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_DEAD_STATES: Final = frozenset("ZXx")
+
+
+@dataclass(frozen=True, order=True)
+class ProcessId:
+    """One process of this boot: `pid` and `start_ticks`, its start in clock ticks since boot."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True)
+class ProcessStat:
+    """What `/proc/<pid>/stat` says: state letter, parent, start."""
+
+    pid: int
+    state: str
+    parent_pid: int
+    start_ticks: int
+
+    @property
+    def dead(self) -> bool:
+        """A zombie, or on its way out of the table."""
+        return self.state in _DEAD_STATES
+
+
+def parse_stat(raw: bytes) -> ProcessStat:
+    """Parse a `stat` line. The command name may hold spaces, parentheses and newlines, so it ends at the *last* `)`."""
+    opening, closing = raw.index(b"("), raw.rindex(b")")
+    fields = raw[closing + 1 :].split()
+    return ProcessStat(
+        pid=int(raw[:opening]), state=fields[0].decode("ascii"), parent_pid=int(fields[1]), start_ticks=int(fields[19])
+    )
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """The stat of `pid`, or None if there is no such process."""
+    try:
+        return parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The identity of the live process `pid`; None if there is none, or only its zombie."""
+    if pid <= 0:
+        return None
+    stat = read_stat(pid)
+    return None if stat is None or stat.dead else ProcessId(pid, stat.start_ticks)
+
+
+def own_identity() -> ProcessId:
+    """The identity of this process."""
+    me = identify(os.getpid())
+    if me is None:
+        raise RuntimeError("/proc does not show this process; it must be mounted")
+    return me
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Whether exactly this process still runs."""
+    return identify(process.pid) == process
+
+
+def kill(process: ProcessId, sig: signal.Signals) -> bool:
+    """Send `sig` to exactly this process; False if it is gone.
+
+    The descriptor pins whatever has the pid now; only then is the identity checked, so that a process that takes over
+    the pid in between is never hit.
+    """
+    with _pinned(process) as pidfd:
+        if pidfd is None:
+            return False
+        try:
+            signal.pidfd_send_signal(pidfd, sig)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def wait_gone(process: ProcessId, timeout_s: float) -> bool:
+    """Wait until this process is dead (a zombie is), at most `timeout_s`. False if it still runs."""
+    end = system_clock.monotonic() + timeout_s
+    with _pinned(process) as pidfd:
+        if pidfd is None:
+            return True
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        while (left := end - system_clock.monotonic()) > 0:
+            if poll.poll(min(left, 0.5) * 1000):
+                return True
+    return not is_alive(process)
+
+
+def open_pidfd(process: ProcessId) -> int | None:
+    """A pidfd for exactly this process (the caller closes it), readable when it is dead; None if it is gone."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except (ProcessLookupError, ValueError):
+        return None
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # not a thread-group leader: the pid now belongs to a thread
+            return None
+        raise
+    if is_alive(process):
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+@contextlib.contextmanager
+def _pinned(process: ProcessId) -> Generator[int | None]:
+    pidfd = open_pidfd(process)
+    try:
+        yield pidfd
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+
+
+def processes() -> list[ProcessStat]:
+    """Every process that `/proc` shows, the dead ones included. One that appears meanwhile may be missing."""
+    names = os.listdir("/proc")  # noqa: PTH208 - hot in kill loops
+    return [stat for name in names if name.isdigit() and (stat := read_stat(int(name))) is not None]
+
+
+def descendants(pid: int) -> list[ProcessId]:
+    """The live processes below `pid`, parents before children. One look: a tree that grows needs another."""
+    below: dict[int, list[ProcessStat]] = {}
+    for stat in processes():
+        below.setdefault(stat.parent_pid, []).append(stat)
+    found: list[ProcessId] = []
+    level = [pid]
+    while level:
+        children = [stat for parent in level for stat in below.pop(parent, [])]
+        found += [ProcessId(stat.pid, stat.start_ticks) for stat in children if not stat.dead]
+        level = [stat.pid for stat in children]
+    return found
+
+
+def set_parent_death_signal(sig: signal.Signals, expected_parent_pid: int) -> bool:
+    """Have the kernel send `sig` to this process when its parent ends. False: the parent is already gone.
+
+    The kernel watches the parent *thread* that created this process. A parent that died before the call would never be
+    noticed, hence the look afterwards; a caller that gets False ends.
+    """
+    _prctl(_PR_SET_PDEATHSIG, int(sig))
+    return os.getppid() == expected_parent_pid
+
+
+def set_child_subreaper() -> None:
+    """Orphans below this process become its children instead of pid 1's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_non_dumpable() -> None:
+    """Nobody of the same uid may trace this process or read its memory, environment and descriptors."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def boot_id() -> str:
+    """The kernel's random id of this boot: pid and start time say nothing across boots."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    zero = ctypes.c_ulong(0)
+    if libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}) failed: {os.strerror(number)}")
