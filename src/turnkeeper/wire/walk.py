@@ -1,6 +1,6 @@
 """Frames of a snapshot walk, from the manager to the provisioner: a stream of `header JSON line` + exactly `size` raw bytes.
 
-Paths are relative to the Workdir, as percent-free bytes in latin-1 (a file name is bytes, not text): JSON carries `os.fsencode(path).decode("latin-1")`.
+Paths are relative to the Workdir. A file name is bytes, not text: JSON carries `os.fsencode(path).decode("latin-1")`.
 Only regular files and symbolic links are sent (a link's target is its content); `.git` directories, sockets, FIFOs and devices are not.
 The last frame is `end`; a stream without it is no snapshot (D-08).
 """
