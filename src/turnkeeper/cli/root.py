@@ -1,0 +1,85 @@
+"""`turnkeeper`: the root command, what all commands share, and how every error ends as one line and an exit status.
+
+Exit status: 0 done, 1 failed (one line on stderr says what), 2 used wrongly.
+"""
+
+import sys
+from typing import Any
+
+import click
+
+from turnkeeper import __version__
+from turnkeeper.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "demo": ("turnkeeper.cli.demo:demo", "Start everything and run a conversation of three turns in a sandbox."),
+    "up": ("turnkeeper.cli.up:up", "Run everything on this machine: database, control plane, provisioner, host."),
+    "chat": ("turnkeeper.cli.chat:chat", "Talk with an agent; the stream is shown as it comes."),
+    "conversations": ("turnkeeper.cli.conversations:conversations", "List, show and close conversations."),
+    "runs": ("turnkeeper.cli.runs:runs", "List and show runs, follow their events, cancel them."),
+    "agents": ("turnkeeper.cli.agents:agents", "List, show, add and remove agent definitions."),
+    "keys": ("turnkeeper.cli.keys:keys", "Create, list and revoke API keys."),
+    "db": ("turnkeeper.cli.db:db", "Upgrade or check the database."),
+    "control": ("turnkeeper.cli.processes:control", "Process: the control plane."),
+    "provisioner": ("turnkeeper.cli.processes:provisioner", "Process: the provisioner of sandboxes."),
+    "host": ("turnkeeper.cli.processes:host", "Process: the host that runs turns."),
+    "sandboxd": ("turnkeeper.cli.processes:sandboxd", "Process: the manager inside a sandbox."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Example: turnkeeper demo --once",
+)
+@click.version_option(__version__, "--version", prog_name="turnkeeper")
+def root() -> None:
+    """Turnkeeper runs AI-agent turns in retained sandboxes.
+
+    A prompt reaches the agent at most once; one Workdir has one writer; nothing stays stuck.
+    """
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line and exit with its status."""
+    sys.exit(run(args))
+
+
+def run(args: list[str] | None = None) -> int:
+    """Run the command line; the exit status is returned. Nobody sees a traceback: a fault of ours is named and logged as one."""
+    try:
+        status: Any = root.main(args=args, prog_name="turnkeeper", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("stopped", err=True)
+        return 1
+    except click.UsageError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        return error.exit_code
+    except BrokenPipeError:
+        # the reader of our output went away, as `| head` does
+        sys.stderr.close()
+        return 1
+    except Exception as error:  # noqa: BLE001 - the last door: whatever comes is one line
+        return _unexpected(error)
+    return status if isinstance(status, int) else 0
+
+
+def _unexpected(error: Exception) -> int:
+    """One line for what the known families of errors say of themselves; a hint how to see more for the rest."""
+    import os
+    import traceback
+
+    if os.environ.get("TURNKEEPER_DEBUG"):
+        traceback.print_exception(error)
+        return 1
+    if getattr(error, "one_line", False) or type(error).__name__ in {"StartRefused", "SettingRefused"}:
+        click.echo(f"error: {error}", err=True)
+        return 1
+    click.echo(
+        f"error: unexpected {type(error).__name__}: {error} (set TURNKEEPER_DEBUG=1 to see where it came from)", err=True
+    )
+    return 1

@@ -1,0 +1,105 @@
+"""Where `turnkeeper up` keeps things: one data directory, mode 0700, made new or taken over as it is."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnkeeper.main.refusal import StartRefused
+
+
+@dataclass(frozen=True)
+class DataDirectory:
+    """The data directory's parts. Nothing is created by naming it; `make` creates the directories."""
+
+    root: Path
+
+    @property
+    def postgres(self) -> Path:
+        """The embedded PostgreSQL's data."""
+        return self.root / "postgres"
+
+    @property
+    def run(self) -> Path:
+        """What belongs to running processes: sockets and the lock of `up`."""
+        return self.root / "run"
+
+    @property
+    def postgres_sockets(self) -> Path:
+        """PostgreSQL's socket directory."""
+        return self.run / "pg"
+
+    @property
+    def provisioner_socket(self) -> Path:
+        """Where the provisioner listens under `up`."""
+        return self.run / "provisioner.sock"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one `up` of this directory."""
+        return self.run / "up.lock"
+
+    @property
+    def logs(self) -> Path:
+        """One file per process."""
+        return self.root / "logs"
+
+    @property
+    def keys(self) -> Path:
+        """Secrets of this installation, one file of mode 0600 each."""
+        return self.root / "keys"
+
+    @property
+    def signing_key(self) -> Path:
+        """The control plane's Ed25519 key (PEM)."""
+        return self.keys / "control-signing.pem"
+
+    @property
+    def signing_public_keys(self) -> Path:
+        """Its public half, as the JSON object `{kid: PEM}`."""
+        return self.keys / "control-signing.pub.json"
+
+    @property
+    def provisioner_token(self) -> Path:
+        """The administrative token of the provisioner (K-01)."""
+        return self.keys / "provisioner-token"
+
+    @property
+    def host_token(self) -> Path:
+        """The token of this machine's host."""
+        return self.keys / "host-token"
+
+    @property
+    def owner_key(self) -> Path:
+        """The API key of the first owner, which the CLI uses on this machine."""
+        return self.keys / "owner-key"
+
+    @property
+    def hosts(self) -> Path:
+        """State of the hosts: the children that each one started."""
+        return self.root / "host"
+
+    def make(self) -> None:
+        """Create the directories; refuse one that cannot be written or that others can read."""
+        try:
+            for path in (self.root, self.run, self.logs, self.keys, self.hosts):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StartRefused(
+                f"data directory {self.root} cannot be made ({os.strerror(error.errno or 0)}): "
+                "give a writable one with --data or TURNKEEPER_DATA"
+            ) from error
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise StartRefused(
+                f"data directory {self.root} is not writable: give a writable one with --data or TURNKEEPER_DATA"
+            )
+        if self.root.stat().st_mode & 0o077:
+            raise StartRefused(f"data directory {self.root} is open to other users: chmod 700 {self.root}")
+
+
+def default_data_directory() -> Path:
+    """`TURNKEEPER_DATA`, else the user's data home."""
+    given = os.environ.get("TURNKEEPER_DATA")
+    if given:
+        return Path(given)
+    data_home = os.environ.get("XDG_DATA_HOME")
+    return (Path(data_home) if data_home else Path.home() / ".local" / "share") / "turnkeeper"
