@@ -167,5 +167,5 @@ def process_state(pid: int) -> str:
 async def until(condition: Callable[[], bool], within_s: float = 10) -> None:
     """Wait for a fact of the operating system, looking every 10 ms."""
     async with asyncio.timeout(within_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  nothing signals what other processes do
             await asyncio.sleep(0.01)

@@ -183,9 +183,14 @@ def test_it_ends_with_stdin(tmp_path: Path) -> None:
         agent.process.stdin.close()
         assert agent.process.wait(5) == 0
         with pytest.raises(BrokenPipeError):
-            while True:
-                os.write(reader, b"anybody there?")
+            fill(reader)
         os.close(reader)
+
+
+def fill(fd: int) -> None:
+    """Write until the reader is gone."""
+    while True:
+        os.write(fd, b"anybody there?")
 
 
 def test_usage(tmp_path: Path) -> None:
