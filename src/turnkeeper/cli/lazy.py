@@ -28,11 +28,13 @@ class LazyGroup(click.Group):
             raise TypeError(f"{module}:{attribute} is no command")
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - Click's
         """The list of commands from the declared one-line helps."""
         rows = [(name, self.lazy[name][1]) for name in self.lazy]
         rows += [
-            (name, command.get_short_help_str()) for name, command in sorted(self.commands.items()) if not command.hidden
+            (name, command.get_short_help_str())
+            for name, command in sorted(self.commands.items())
+            if not command.hidden
         ]
         if rows:
             with formatter.section("Commands"):

@@ -63,7 +63,7 @@ def run(args: list[str] | None = None) -> int:
         # the reader of our output went away, as `| head` does
         sys.stderr.close()
         return 1
-    except Exception as error:  # noqa: BLE001 - the last door: whatever comes is one line
+    except Exception as error:  # the last door: whatever comes is one line
         return _unexpected(error)
     return status if isinstance(status, int) else 0
 
@@ -73,13 +73,16 @@ def _unexpected(error: Exception) -> int:
     import os
     import traceback
 
+    from turnkeeper.domain.errors import OperationalError, SettingRefused
+
     if os.environ.get("TURNKEEPER_DEBUG"):
         traceback.print_exception(error)
-        return 1
-    if getattr(error, "one_line", False) or type(error).__name__ in {"StartRefused", "SettingRefused"}:
+    elif isinstance(error, SettingRefused):
+        for line in error.lines:
+            click.echo(f"error: {line}", err=True)
+    elif isinstance(error, OperationalError):
         click.echo(f"error: {error}", err=True)
-        return 1
-    click.echo(
-        f"error: unexpected {type(error).__name__}: {error} (set TURNKEEPER_DEBUG=1 to see where it came from)", err=True
-    )
+    else:
+        hint = "set TURNKEEPER_DEBUG=1 to see where it came from"
+        click.echo(f"error: unexpected {type(error).__name__}: {error} ({hint})", err=True)
     return 1

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnkeeper.main.refusal import StartRefused
+from turnkeeper.domain.errors import SettingRefused
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,16 @@ class DataDirectory:
             for path in (self.root, self.run, self.logs, self.keys, self.hosts):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StartRefused(
+            raise SettingRefused(
                 f"data directory {self.root} cannot be made ({os.strerror(error.errno or 0)}): "
                 "give a writable one with --data or TURNKEEPER_DATA"
             ) from error
         if not os.access(self.root, os.W_OK | os.X_OK):
-            raise StartRefused(
+            raise SettingRefused(
                 f"data directory {self.root} is not writable: give a writable one with --data or TURNKEEPER_DATA"
             )
         if self.root.stat().st_mode & 0o077:
-            raise StartRefused(f"data directory {self.root} is open to other users: chmod 700 {self.root}")
+            raise SettingRefused(f"data directory {self.root} is open to other users: chmod 700 {self.root}")
 
 
 def default_data_directory() -> Path:

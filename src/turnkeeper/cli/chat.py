@@ -1,0 +1,70 @@
+"""`turnkeeper chat`: one message, or a talk line by line."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import click
+
+from turnkeeper.cli.connection import connection_options
+from turnkeeper.cli.output import json_option
+
+if TYPE_CHECKING:
+    from turnkeeper.client.owner import OwnerClient
+
+Connect = Callable[[], AbstractContextManager["OwnerClient"]]
+
+
+@click.command(
+    epilog='Examples: turnkeeper chat "hello" · turnkeeper chat --thread 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d'
+)
+@click.argument("text", required=False)
+@click.option("--agent", default="scripted", show_default=True, help="Agent of a new conversation.")
+@click.option("--thread", default=None, help="Go on in this conversation.")
+@click.option("--workdir", default=None, help="Workdir of a new conversation; default: a fresh one.")
+@json_option
+@connection_options
+def chat(connect: Connect, text: str | None, agent: str, thread: str | None, workdir: str | None, as_json: bool) -> int:
+    """Send TEXT to an agent and show its turn; without TEXT, read messages from the terminal line by line.
+
+    Ctrl-C during a turn cancels it; at the prompt it leaves. Exit status 1 if the last turn did not complete.
+    """
+    from turnkeeper.kit.ids import new_id
+    from turnkeeper.wire.public import NewConversation
+
+    with connect() as client:
+        if thread is None:
+            new = NewConversation(agent=agent, workdir=workdir)
+            thread = client.create_conversation(new, idempotency_key=new_id()).thread_id
+            if not as_json:
+                click.secho(f"conversation {thread}", dim=True)
+        if text is not None:
+            return 0 if turn(client, thread, text, as_json=as_json) == "completed" else 1
+        status = "completed"
+        while (line := _read_line()) is not None:
+            if line.strip():
+                status = turn(client, thread, line, as_json=as_json)
+        return 0 if status == "completed" else 1
+
+
+def turn(client: "OwnerClient", thread: str, text: str, *, as_json: bool) -> str:
+    """One message and its whole stream; the run's final status."""
+    from turnkeeper.cli.stream import show_stream
+    from turnkeeper.kit.ids import new_id
+
+    run = client.submit(thread, text, idempotency_key=new_id()).run.id
+    try:
+        end = show_stream(client.run_events(run), as_json=as_json)
+    except KeyboardInterrupt:
+        click.secho("\ncancelling (Ctrl-C again leaves at once)", dim=True, err=True)
+        client.cancel(run)
+        end = show_stream(client.run_events(run), as_json=as_json)
+    return str(end.get("status"))
+
+
+def _read_line() -> str | None:
+    try:
+        return input("> ")
+    except EOFError:
+        click.echo()
+        return None

@@ -1,0 +1,74 @@
+"""Which control plane a command speaks to, as whom, and how a refusal becomes one line."""
+
+import contextlib
+import os
+from collections.abc import Callable, Generator
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from turnkeeper.client.owner import OwnerClient
+
+DEFAULT_URL = "http://127.0.0.1:8420"
+
+
+def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `--url` and `--data`; the command gets `connect`, which opens the client."""
+
+    @click.option(
+        "--url", envvar="TURNKEEPER_URL", default=DEFAULT_URL, show_default=True, help="Address of the control plane."
+    )
+    @click.option(
+        "--data",
+        envvar="TURNKEEPER_DATA",
+        type=click.Path(path_type=Path),
+        default=None,
+        help="Data directory of a local `turnkeeper up`, whose key is used unless TURNKEEPER_API_KEY is set.",
+    )
+    @wraps(command)
+    def with_connection(*args: Any, url: str, data: Path | None, **kwargs: Any) -> Any:
+        return command(*args, connect=lambda: connect(url, data), **kwargs)
+
+    return with_connection
+
+
+@contextlib.contextmanager
+def connect(url: str, data: Path | None) -> Generator["OwnerClient"]:
+    """A client with the key of the environment, or else of the local data directory. Its failures end the command."""
+    from turnkeeper.client.http import ClientError, ConnectionFailed
+    from turnkeeper.client.owner import OwnerClient
+
+    try:
+        client = OwnerClient(url, api_key(data))
+    except ValueError as error:
+        raise click.UsageError(f"--url: {error}") from error
+    with client:
+        try:
+            yield client
+        except ClientError as error:
+            raise click.ClickException(error.detail or f"{error.code} ({error.status})") from error
+        except ConnectionFailed as error:
+            raise click.ClickException(
+                f"no answer from the control plane at {url} ({error.kind}): is `turnkeeper up` running, "
+                "and is --url or TURNKEEPER_URL right?"
+            ) from error
+
+
+def api_key(data: Path | None) -> str:
+    """`TURNKEEPER_API_KEY`, else the first owner's key that `turnkeeper up` keeps in its data directory."""
+    given = os.environ.get("TURNKEEPER_API_KEY")
+    if given:
+        return given
+    from turnkeeper.main.paths import DataDirectory, default_data_directory
+
+    file = DataDirectory(data or default_data_directory()).owner_key
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise click.ClickException(
+            f"no API key: TURNKEEPER_API_KEY is not set and {file} cannot be read "
+            f"({os.strerror(error.errno or 0)}); start `turnkeeper up`, or give --data of the one that runs"
+        ) from error

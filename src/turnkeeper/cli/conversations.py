@@ -1,0 +1,106 @@
+"""`turnkeeper conversations`."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import click
+
+from turnkeeper.cli.connection import connection_options
+from turnkeeper.cli.output import json_option, moment, one_line, print_json, print_table
+
+if TYPE_CHECKING:
+    from turnkeeper.client.owner import OwnerClient
+    from turnkeeper.wire.public import Conversation
+
+Connect = Callable[[], AbstractContextManager["OwnerClient"]]
+
+
+@click.group(epilog="Example: turnkeeper conversations list")
+def conversations() -> None:
+    """List, show, create and close conversations."""
+
+
+@conversations.command("list", epilog="Example: turnkeeper conversations list --limit 20 --json")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
+@json_option
+@connection_options
+def list_(connect: Connect, limit: int, as_json: bool) -> None:
+    """List conversations, the newest first."""
+    with connect() as client:
+        found = client.conversations(limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            one.thread_id,
+            one.agent,
+            one.state,
+            one.workdir,
+            str(one.native_turn),
+            moment(one.updated_at),
+            one_line(one.title),
+        )
+        for one in found
+    ]
+    print_table(
+        ("thread", "agent", "state", "workdir", "turns", "updated", "title"),
+        rows,
+        empty='no conversation yet; start one: turnkeeper chat --agent scripted "hello"',
+    )
+
+
+@conversations.command(epilog="Example: turnkeeper conversations show 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d")
+@click.argument("thread")
+@json_option
+@connection_options
+def show(connect: Connect, thread: str, as_json: bool) -> None:
+    """Show one conversation."""
+    with connect() as client:
+        _print(client.conversation(thread), as_json)
+
+
+@conversations.command(epilog="Example: turnkeeper conversations create --agent scripted --workdir projects/site")
+@click.option("--agent", required=True, help="Name of an agent definition (turnkeeper agents list).")
+@click.option("--workdir", default=None, help="Relative directory in the owner workspace; default: a fresh one.")
+@click.option("--title", default="", help="For people.")
+@json_option
+@connection_options
+def create(connect: Connect, agent: str, workdir: str | None, title: str, as_json: bool) -> None:
+    """Create a conversation with an agent."""
+    from turnkeeper.kit.ids import new_id
+    from turnkeeper.wire.public import NewConversation
+
+    new = NewConversation(agent=agent, workdir=workdir, title=title)
+    with connect() as client:
+        _print(client.create_conversation(new, idempotency_key=new_id()), as_json)
+
+
+@conversations.command(epilog="Example: turnkeeper conversations close 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d")
+@click.argument("thread")
+@json_option
+@connection_options
+def close(connect: Connect, thread: str, as_json: bool) -> None:
+    """Close a conversation: what waits ends, what runs is cancelled, no message is taken any more."""
+    with connect() as client:
+        _print(client.close_conversation(thread), as_json)
+
+
+def _print(one: "Conversation", as_json: bool) -> None:
+    if as_json:
+        print_json(one)
+        return
+    click.echo(f"conversation  {one.thread_id}")
+    click.echo(f"agent         {one.agent}")
+    click.echo(f"state         {one.state}{' (queue paused)' if one.queue_paused else ''}")
+    click.echo(f"workdir       {one.workdir}")
+    click.echo(f"turns         {one.native_turn} settled, workspace epoch {one.epoch}")
+    click.echo(f"created       {moment(one.created_at)}")
+    click.echo(f"updated       {moment(one.updated_at)}")
+    if one.live_run_id:
+        click.echo(f"live run      {one.live_run_id}")
+    if one.title:
+        click.echo(f"title         {one_line(one.title, 200)}")
+    if one.lost_text:
+        click.echo(one.lost_text)

@@ -1,0 +1,80 @@
+"""A run's stream for people: text as it comes, tool calls and states as lines between."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from turnkeeper.wire.turn import ChangeSummary, EventKind
+
+if TYPE_CHECKING:
+    from turnkeeper.client.owner import StreamEvent
+
+
+def show_stream(events: "Iterator[StreamEvent]", *, as_json: bool) -> dict[str, Any]:
+    """Print the events as they come, and return the data of the `end`. With `as_json` each event is one line of JSON."""
+    end: dict[str, Any] = {}
+    printer = Printer()
+    for event in events:
+        if event.kind is EventKind.END:
+            end = event.data
+        if as_json:
+            click.echo(json.dumps({"seq": event.seq, "kind": event.kind, "data": event.data}, ensure_ascii=False))
+        else:
+            printer.show(event.kind, event.data)
+    printer.finish_line()
+    return end
+
+
+class Printer:
+    """Remembers whether the cursor stands in the middle of a text."""
+
+    def __init__(self) -> None:
+        self._in_text = False
+
+    def show(self, kind: EventKind, data: dict[str, Any]) -> None:
+        """Print one event."""
+        if kind is EventKind.TEXT:
+            text = str(data.get("text", ""))
+            click.echo(text, nl=False)
+            self._in_text = not text.endswith("\n") if text else self._in_text
+            return
+        line = self._line(kind, data)
+        if line is not None:
+            self.finish_line()
+            click.secho(line, dim=kind is not EventKind.ERROR, fg="red" if kind is EventKind.ERROR else None)
+
+    def finish_line(self) -> None:
+        """End the text's line, if one is open."""
+        if self._in_text:
+            click.echo()
+            self._in_text = False
+
+    def _line(self, kind: EventKind, data: dict[str, Any]) -> str | None:
+        match kind:
+            case EventKind.SESSION:
+                return f"· session {data.get('mode')}"
+            case EventKind.TOOL_CALL:
+                return f"· {data.get('kind') or 'tool'}: {data.get('title') or data.get('id')}"
+            case EventKind.TOOL_UPDATE:
+                status = data.get("status")
+                return (
+                    f"· {data.get('title') or data.get('id')}: {status}" if status in ("completed", "failed") else None
+                )
+            case EventKind.PERMISSION:
+                answer: dict[str, Any] = data.get("answer") or {}
+                return f"· permission for {data.get('title') or 'a tool'}: {answer.get('outcome')}"
+            case EventKind.NOTICE:
+                return f"· {data.get('text')}"
+            case EventKind.CHANGES:
+                paths = [file.path for file in ChangeSummary.model_validate(data).files]
+                return f"· changed: {', '.join(paths[:5]) or 'nothing'}{' …' if len(paths) > 5 else ''}"
+            case EventKind.ERROR:
+                return f"! {data.get('text') or data.get('code')}"
+            case EventKind.GAP:
+                return f"· events {data.get('from')} to {data.get('to')} are no longer stored"
+            case EventKind.END:
+                return f"· {data.get('status')}"
+            case _:
+                return None

@@ -1,0 +1,213 @@
+"""Client of the owner API, blocking: what the command line and the demo speak. Routes and messages are `wire.public`'s."""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel
+
+from turnkeeper.client.http import ConnectionFailed, HttpClient, path
+from turnkeeper.kit.clock import Clock, system_clock
+from turnkeeper.wire.public import (
+    Agent,
+    Conversation,
+    CreatedKey,
+    Key,
+    Me,
+    NewConversation,
+    NewKey,
+    NewMessage,
+    Page,
+    Run,
+    RunDetail,
+    Submitted,
+)
+from turnkeeper.wire.turn import EventKind
+
+M = TypeVar("M", bound=BaseModel)
+
+# A heartbeat comment comes every 10 s: a stream silent for three of them is cut, whatever its socket says.
+STREAM_SILENCE_S = 35.0
+STREAM_RETRIES = 8
+STREAM_RETRY_S = 0.5
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """One event of an SSE stream. `seq` is None for those that are made for one reader (snapshot, gap)."""
+
+    kind: EventKind
+    data: dict[str, Any]
+    seq: int | None
+
+
+class OwnerClient:
+    """Every call raises `CallError` (refused, or no answer) with one line for a person."""
+
+    def __init__(self, url: str, key: str, *, clock: Clock = system_clock) -> None:
+        self.url = url
+        self._http = HttpClient(url, token=key)
+        self._clock = clock
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes every connection."""
+        self._http.close()
+
+    def me(self) -> Me:
+        """Whose key this is."""
+        return self._http.call("GET", "/v1/me", Me)
+
+    # ---- conversations ----
+
+    def create_conversation(self, new: NewConversation, *, idempotency_key: str) -> Conversation:
+        """A conversation with one agent, bound to one Workdir."""
+        return self._http.call("POST", "/v1/conversations", Conversation, body=new, headers=_key(idempotency_key))
+
+    def conversation(self, thread_id: str) -> Conversation:
+        """One conversation."""
+        return self._http.call("GET", path("/v1/conversations/{thread}", thread=thread_id), Conversation)
+
+    def conversations(self, limit: int) -> list[Conversation]:
+        """The newest conversations first."""
+        return self._list("/v1/conversations", Conversation, limit)
+
+    def close_conversation(self, thread_id: str) -> Conversation:
+        """No message is taken any more; what waits ends."""
+        return self._http.call("DELETE", path("/v1/conversations/{thread}", thread=thread_id), Conversation)
+
+    def submit(self, thread_id: str, text: str, *, idempotency_key: str) -> Submitted:
+        """A message, and with it a run in the conversation's line."""
+        return self._http.call(
+            "POST",
+            path("/v1/conversations/{thread}/messages", thread=thread_id),
+            Submitted,
+            body=NewMessage(text=text),
+            headers=_key(idempotency_key),
+        )
+
+    # ---- runs ----
+
+    def run(self, run_id: str) -> RunDetail:
+        """One run with its attempts and its snapshot."""
+        return self._http.call("GET", path("/v1/runs/{run}", run=run_id), RunDetail)
+
+    def runs(self, limit: int, thread_id: str | None = None) -> list[Run]:
+        """The newest runs first, of one conversation or of all."""
+        name = path("/v1/conversations/{thread}/runs", thread=thread_id) if thread_id else "/v1/runs"
+        return self._list(name, Run, limit)
+
+    def cancel(self, run_id: str) -> Run:
+        """Asks for the run's end. The answer is the same however often it is asked."""
+        return self._http.call("POST", path("/v1/runs/{run}/cancel", run=run_id), Run)
+
+    def run_events(self, run_id: str, after: int | None = None) -> Iterator[StreamEvent]:
+        """The run's events up to its `end`, across cut connections: each stored event once."""
+        name = path("/v1/runs/{run}/events", run=run_id)
+        failures = 0
+        while True:
+            try:
+                for event in self._stream(name, after):
+                    failures = 0
+                    if event.seq is not None:
+                        if after is not None and event.seq <= after:
+                            continue
+                        after = event.seq
+                    yield event
+                    if event.kind is EventKind.END:
+                        return
+            except ConnectionFailed:
+                failures += 1
+                if failures > STREAM_RETRIES:
+                    raise
+            self._pause(failures)
+
+    # ---- agents and keys ----
+
+    def agents(self) -> list[Agent]:
+        """All agent definitions."""
+        return self._list("/v1/agents", Agent, 200)
+
+    def agent(self, name: str) -> Agent:
+        """One definition, whole."""
+        return self._http.call("GET", path("/v1/agents/{name}", name=name), Agent)
+
+    def put_agent(self, name: str, definition: dict[str, Any]) -> Agent:
+        """Adds a definition, or replaces the one of that name."""
+        body = json.dumps(definition).encode()
+        headers = {"Content-Type": "application/json"}
+        return self._http.call("PUT", path("/v1/agents/{name}", name=name), Agent, body=body, headers=headers)
+
+    def remove_agent(self, name: str) -> None:
+        """No new conversation can use it; what exists goes on."""
+        self._http.request("DELETE", path("/v1/agents/{name}", name=name))
+
+    def create_key(self, name: str, *, idempotency_key: str) -> CreatedKey:
+        """The only answer that shows the key."""
+        body = NewKey(name=name)
+        return self._http.call("POST", "/v1/keys", CreatedKey, body=body, headers=_key(idempotency_key))
+
+    def keys(self) -> list[Key]:
+        """All keys of this owner, revoked ones included."""
+        return self._list("/v1/keys", Key, 200)
+
+    def revoke_key(self, key_id: str) -> None:
+        """The key opens nothing any more."""
+        self._http.request("DELETE", path("/v1/keys/{id}", id=key_id))
+
+    # ---- inside ----
+
+    def _list(self, name: str, item: type[M], limit: int) -> list[M]:
+        items: list[M] = []
+        cursor: str | None = None
+        while len(items) < limit:
+            params: dict[str, str | int] = {"limit": min(limit - len(items), 200)}
+            if cursor is not None:
+                params["cursor"] = cursor
+            page = self._http.call("GET", name, Page, params=params)
+            items += [item.model_validate(one) for one in page.items]
+            cursor = page.next
+            if cursor is None:
+                break
+        return items
+
+    def _stream(self, name: str, after: int | None) -> Iterator[StreamEvent]:
+        params = {"after": after} if after is not None else None
+        headers = {"Accept": "text/event-stream"}
+        with self._http.stream("GET", name, params=params, headers=headers, silence_s=STREAM_SILENCE_S) as stream:
+            yield from parse_events(stream.lines())
+
+    def _pause(self, failures: int) -> None:
+        if failures:
+            self._clock.wait(threading.Event(), min(STREAM_RETRY_S * failures, 5.0))
+
+
+def parse_events(lines: Iterator[bytes]) -> Iterator[StreamEvent]:
+    """Server-sent events as the HTML standard says, as far as this product sends them; unknown kinds are passed over."""
+    kind, seq, data = "message", None, list[str]()
+    for raw in lines:
+        line = raw.removesuffix(b"\r").decode()
+        if not line:
+            if data and kind in set(EventKind):
+                yield StreamEvent(EventKind(kind), json.loads("\n".join(data)), seq)
+            kind, seq, data = "message", None, []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            kind = value
+        elif field == "id":
+            seq = int(value) if value.isdecimal() else None
+        elif field == "data":
+            data.append(value)
+
+
+def _key(idempotency_key: str) -> Mapping[str, str]:
+    return {"Idempotency-Key": idempotency_key}
