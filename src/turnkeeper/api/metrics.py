@@ -1,0 +1,73 @@
+"""What operators measure, in a registry of its own: `/metrics` in Prometheus' text format."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_REQUEST_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class MetricSource(Protocol):
+    """A part of the process that keeps numbers of its own and tells them when they are asked for."""
+
+    def __call__(self) -> Iterable[Metric]:
+        """The numbers as of now. Must not block."""
+        ...
+
+
+class _Source:
+    def __init__(self, read: MetricSource) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._read()
+
+
+class Metrics:
+    """The numbers of one control-plane process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Histogram(
+            "turnkeeper_http_request_seconds",
+            "Time to answer a request, by the template of its route; streams are left out",
+            ("method", "route", "status"),
+            buckets=_REQUEST_BUCKETS,
+            registry=self.registry,
+        )
+        self.claim_wait = Histogram(
+            "turnkeeper_claim_seconds",
+            "Time from a run becoming ready to its claim",
+            buckets=_REQUEST_BUCKETS,
+            registry=self.registry,
+        )
+        self.claims = Counter(
+            "turnkeeper_claims_total", "Answers to claims", ("answer",), registry=self.registry
+        )
+        self.stream_readers = Gauge(
+            "turnkeeper_stream_readers", "Open event streams", ("stream",), registry=self.registry
+        )
+        self.stream_feeds = Gauge(
+            "turnkeeper_stream_feeds", "Conversations with at least one reader", registry=self.registry
+        )
+        self.stream_reads = Counter(
+            "turnkeeper_stream_reads_total", "Database reads for event streams", ("why",), registry=self.registry
+        )
+        self.stream_frames = Counter(
+            "turnkeeper_stream_frames_total", "Events written to readers", registry=self.registry
+        )
+        self.internal_errors = Counter(
+            "turnkeeper_internal_errors_total", "Requests answered with code internal", registry=self.registry
+        )
+
+    def add_source(self, read: Callable[[], Iterable[Metric]]) -> None:
+        """Let another part of the process tell its numbers too."""
+        self.registry.register(_Source(read))  # type: ignore[arg-type]
+
+    def render(self) -> bytes:
+        """Everything, as text."""
+        return generate_latest(self.registry)
