@@ -1,0 +1,47 @@
+"""What every use case is given: the database, the signals, the settings, and the few things outside that it may ask."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from turnkeeper.domain.settings import Limits, SandboxTiming, Timing
+from turnkeeper.kit.clock import Clock, system_clock
+from turnkeeper.services.signer import Signer
+from turnkeeper.store.signals import SignalBus
+from turnkeeper.store.tx import Database
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """The sandbox is confirmed gone, or there was none."""
+
+
+@dataclass(frozen=True)
+class NotDeleted:
+    """Unknown or refused: nothing may be concluded. `why` is for operators, without URL, token or body."""
+
+    why: str
+
+
+class SandboxDeleter(Protocol):
+    """The one call of the control plane to the provisioner in this release: a cleanup's delete (C-02, K-03)."""
+
+    async def delete(self, sandbox_id: str, *, lease_generation: int) -> Deleted | NotDeleted:
+        """Delete whatever instance is found, unless a newer lease generation has found or created it. Bounded in time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Services:
+    """Handed to every use case. Composition roots make one; nothing here is ever replaced."""
+
+    db: Database
+    bus: SignalBus
+    timing: Timing
+    limits: Limits
+    signer: Signer
+    sandbox_timing: SandboxTiming = field(default_factory=SandboxTiming)
+    sandboxes: SandboxDeleter | None = None
+    """None: no provisioner is configured. Fences of scopes that never had a sandbox are cleared all the same."""
+    clock: Clock = system_clock
+    provisioner_url: str | None = None
+    """What workers are told; None: each host knows its own."""

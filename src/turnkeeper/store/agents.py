@@ -1,0 +1,64 @@
+"""Agent definitions. A removed agent keeps its row: conversations and runs name it."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from turnkeeper.store.tx import Reader, Tx, jsonb
+
+
+@dataclass(frozen=True)
+class AgentRow:
+    """A row of `agents`. `definition` is what `agents add` stored, as JSON."""
+
+    name: str
+    definition: dict[str, Any]
+    sha256: str
+    runtime_policy: str
+    created_at: datetime
+    updated_at: datetime
+    removed_at: datetime | None
+
+
+async def put_agent(tx: Tx, *, name: str, definition: dict[str, Any], sha256: str, runtime_policy: str) -> AgentRow:
+    """Add or replace a definition; a removed one comes back."""
+    row = await tx.fetch_one(
+        "INSERT INTO agents AS a (name, definition, sha256, runtime_policy) VALUES (%s, %s, %s, %s) "
+        "ON CONFLICT (name) DO UPDATE SET definition = EXCLUDED.definition, sha256 = EXCLUDED.sha256, "
+        "runtime_policy = EXCLUDED.runtime_policy, removed_at = NULL, "
+        "updated_at = CASE WHEN a.sha256 = EXCLUDED.sha256 THEN a.updated_at ELSE tk_now() END "
+        "RETURNING name, definition, sha256, runtime_policy, created_at, updated_at, removed_at",
+        (name, jsonb(definition), sha256, runtime_policy),
+        as_=AgentRow,
+    )
+    assert row is not None  # noqa: S101 - an upsert returns its row
+    return row
+
+
+async def get_agent(reader: Reader, name: str) -> AgentRow | None:
+    """The definition, also of a removed agent."""
+    return await reader.fetch_one(
+        "SELECT name, definition, sha256, runtime_policy, created_at, updated_at, removed_at FROM agents "
+        "WHERE name = %s",
+        (name,),
+        as_=AgentRow,
+    )
+
+
+async def list_agents(reader: Reader) -> list[AgentRow]:
+    """Those that are not removed, by name."""
+    return await reader.fetch_all(
+        "SELECT name, definition, sha256, runtime_policy, created_at, updated_at, removed_at FROM agents "
+        "WHERE removed_at IS NULL ORDER BY name",
+        as_=AgentRow,
+    )
+
+
+async def remove_agent(tx: Tx, name: str) -> AgentRow | None:
+    """None: there is none of that name that is not removed already."""
+    return await tx.fetch_one(
+        "UPDATE agents SET removed_at = tk_now() WHERE name = %s AND removed_at IS NULL "
+        "RETURNING name, definition, sha256, runtime_policy, created_at, updated_at, removed_at",
+        (name,),
+        as_=AgentRow,
+    )
