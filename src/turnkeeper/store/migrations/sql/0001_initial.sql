@@ -180,6 +180,8 @@ CREATE INDEX runs_live_by_scope ON runs (runtime_scope_id)
     WHERE status IN ('pending', 'running', 'cancel_requested', 'recovering');
 CREATE INDEX runs_live_by_uid ON runs (uid)
     WHERE status IN ('running', 'cancel_requested', 'recovering') OR ready_at IS NOT NULL;
+-- An owner's waiting runs, for whoever gives out the room that another tree left.
+CREATE INDEX runs_waiting_by_uid ON runs (uid, queue_position) WHERE status = 'pending' AND ready_at IS NULL;
 CREATE INDEX runs_by_uid ON runs (uid, id DESC);
 CREATE INDEX runs_by_thread ON runs (thread_id, id DESC);
 CREATE INDEX runs_by_root ON runs (root_run_id, depth, created_at, id);
@@ -258,6 +260,9 @@ CREATE TABLE attempts (
     ended_at           timestamptz,
     outcome            text CHECK (outcome IN ('completed', 'failed', 'cancelled', 'interrupted', 'released', 'lease_expired')),
     launch_failure     text,
+    -- the worker's event stream: the last number taken (stored or dropped) and the bytes stored, so that neither is ever counted again
+    stream_no_last     bigint NOT NULL DEFAULT 0 CHECK (stream_no_last >= 0),
+    stream_bytes       bigint NOT NULL DEFAULT 0 CHECK (stream_bytes >= 0),
     UNIQUE (run_id, attempt_no),
     UNIQUE (host, incarnation, claim_id),
     CHECK ((ended_at IS NULL) = (outcome IS NULL)),
@@ -445,6 +450,8 @@ CREATE TABLE hosts (
     provisioner       text NOT NULL,
     state             text NOT NULL CHECK (state IN ('ready', 'backing_off', 'draining', 'gone')),
     launch_error      text,
+    -- a late heartbeat of one of these must not take the host back (the newest 20 are kept)
+    earlier_incarnations uuid[] NOT NULL DEFAULT '{}',
     started_at        timestamptz NOT NULL DEFAULT tk_now(),
     last_heartbeat_at timestamptz NOT NULL DEFAULT tk_now(),
     CHECK (state <> 'backing_off' OR launch_error IS NOT NULL)
