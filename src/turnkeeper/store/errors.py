@@ -1,0 +1,87 @@
+"""What the database may answer besides rows.
+
+Messages are one clear line each. They name host and database, and never hold a password, a connection string or a row
+(PostgreSQL's own DETAIL shows the failing row, prompts included, so it is dropped here).
+"""
+
+from typing import Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from turnkeeper.domain.errors import InvariantViolation
+
+_SERIALIZATION_FAILURE: Final = "40001"
+_DEADLOCK_DETECTED: Final = "40P01"
+_INTEGRITY: Final = "23"
+# Said by a server that is there and cannot serve: shutting down, starting up, out of connections, out of disk, ...
+_OPERATIONAL: Final = ("08", "53", "57", "58", "55P03", "25P03", "25P04", "28", "3D000")
+
+
+class DatabaseError(Exception):
+    """The database could not be used. The message is one line for an operator."""
+
+    retryable = False
+
+
+class DatabaseUnavailable(DatabaseError):  # noqa: N818 - reads as what it is
+    """Unreachable, refused the login, out of connections, or too slow; a later try may succeed.
+
+    `outcome_unknown`: the connection was lost while a COMMIT was on its way; the transaction may have been committed.
+    """
+
+    retryable = True
+
+    def __init__(self, line: str, *, outcome_unknown: bool = False) -> None:
+        super().__init__(line)
+        self.outcome_unknown = outcome_unknown
+
+
+class DatabaseRefused(DatabaseError):  # noqa: N818 - reads as what it is
+    """The database answers, and the product will not run on it: too old, not durable, another schema."""
+
+
+class ConstraintViolation(InvariantViolation):
+    """A write that the schema refuses. `constraint` is its name. Expected conflicts are said in SQL (ON CONFLICT)."""
+
+    def __init__(self, constraint: str, line: str) -> None:
+        super().__init__(line)
+        self.constraint = constraint
+
+
+def place(dsn: str) -> str:
+    """`database "x" at host:port` for messages: what a connection string points at, without user secrets."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return "the database (its connection string cannot be parsed)"
+    host = str(parts.get("host") or parts.get("hostaddr") or "the default socket")
+    port = parts.get("port")
+    name = str(parts.get("dbname") or parts.get("user") or "default")
+    return f'database "{name}" at {host}' + (f":{port}" if port and not host.startswith("/") else "")
+
+
+def is_retryable(error: psycopg.Error) -> bool:
+    """Whether PostgreSQL asks for the transaction to be run again (serialization failure, deadlock)."""
+    return error.sqlstate in (_SERIALIZATION_FAILURE, _DEADLOCK_DETECTED)
+
+
+def translate(error: psycopg.Error, where: str, *, doing: str) -> Exception:
+    """What is raised instead of `error`; `error` itself where it shows a defect of ours (bad SQL, bad value)."""
+    state = error.sqlstate or ""
+    if state.startswith(_INTEGRITY):
+        name = error.diag.constraint_name or error.diag.column_name or "unnamed"
+        return ConstraintViolation(name, f"{doing}: {error.diag.message_primary} ({name}, SQLSTATE {state})")
+    if is_retryable(error):
+        return DatabaseUnavailable(f"{doing}: still conflicting after the last retry at {where} (SQLSTATE {state})")
+    if state.startswith(_OPERATIONAL) or (not state and isinstance(error, psycopg.OperationalError)):
+        return DatabaseUnavailable(f"{doing}: {_reason(error)} ({where})")
+    return error
+
+
+def _reason(error: psycopg.Error) -> str:
+    primary = error.diag.message_primary
+    if primary:
+        return f"{primary} (SQLSTATE {error.sqlstate})"
+    first = str(error).strip().splitlines()
+    return first[0] if first else type(error).__name__

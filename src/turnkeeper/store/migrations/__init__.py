@@ -1,0 +1,1 @@
+"""Alembic's script directory: `versions/` in order, and the SQL that they run."""
