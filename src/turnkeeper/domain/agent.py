@@ -290,9 +290,11 @@ def _rule(item: object) -> PermissionRule | None:
         return None
     fields = cast("Mapping[object, object]", item)
     kind, action = fields.get("kind"), fields.get("action")
-    if set(fields) != {"kind", "action"} or kind not in TOOL_KINDS or action not in set(PermissionAction):
+    if set(fields) != {"kind", "action"} or not isinstance(kind, str) or not isinstance(action, str):
         return None
-    return PermissionRule(cast("str", kind), PermissionAction(cast("str", action)))
+    if kind not in TOOL_KINDS or action not in {choice.value for choice in PermissionAction}:
+        return None
+    return PermissionRule(kind, PermissionAction(action))
 
 
 def _words(value: object) -> tuple[str, ...] | None:
