@@ -506,7 +506,7 @@ CREATE INDEX idempotency_keys_by_age ON idempotency_keys (created_at);
 
 -- The identity of the database that every claim is checked against (protocol 7, after a fail-over).
 CREATE TABLE cluster (
-    only              boolean PRIMARY KEY DEFAULT true CHECK (only),
+    singleton         boolean PRIMARY KEY DEFAULT true CHECK (singleton),
     system_identifier text NOT NULL,
     timeline          bigint NOT NULL,
     stored_at         timestamptz NOT NULL DEFAULT tk_now()

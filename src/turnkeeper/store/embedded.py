@@ -1,0 +1,449 @@
+"""PostgreSQL as a part of the product: one server in the data directory, reached through a socket of our own only.
+
+The postmaster outlives a supervisor that is killed, so that the next start adopts it instead of recovering; a clean stop
+ends it. Two lock files beside the data directory say who is there, in every pid namespace of the machine:
+
+* `.<name>.supervisor.lock` is held by the one supervisor;
+* `.<name>.server.lock` is a descriptor that initdb, the postmaster and all of its children inherit. Whoever can lock it
+  knows that none of them is left, so a `postmaster.pid` is then only a remnant.
+
+A process that the pid file names is taken for the server only if it is a `postgres` whose working directory is exactly
+our data directory, and adopted only if it is also the one that answers on the socket. Unknown is never taken for gone.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from turnkeeper.kit.clock import Clock, system_clock
+from turnkeeper.kit.files import write_atomic
+from turnkeeper.kit.log import get_logger
+from turnkeeper.kit.procs import ProcessId, identify, is_alive, kill, wait_gone
+from turnkeeper.kit.sockets import ADDRESS_BYTES_MAX, peer_credentials
+from turnkeeper.kit.stop import Deadline
+from turnkeeper.store import pginstall
+from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable
+from turnkeeper.store.pginstall import DATABASE_USER, Installation
+
+T = TypeVar("T")
+
+DATABASE: Final = "turnkeeper"
+PORT: Final = 5432  # only a part of the socket's file name
+_SOCKET_NAME: Final = f".s.PGSQL.{PORT}"
+_ELSEWHERE: Final = "socket-directory"
+_POLL_S: Final = 0.01
+_LOG_BYTES_MAX: Final = 10 * 1024 * 1024
+
+# Durable by default; terse, so that no failing row (a prompt) gets into the log; small, so that an idle system is.
+_SETTINGS: Final[Mapping[str, str]] = {
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "max_connections": "80",
+    "shared_buffers": "64MB",
+    "io_method": "sync",
+    "max_logical_replication_workers": "0",
+    "jit": "off",
+    "log_destination": "stderr",
+    "logging_collector": "off",
+    "log_error_verbosity": "terse",
+    "log_checkpoints": "off",
+    "log_timezone": "UTC",
+    "log_line_prefix": "%m [%p] ",
+    "timezone": "UTC",
+}
+
+_log = get_logger("store.embedded")
+
+
+@dataclass(frozen=True)
+class _PidFile:
+    """The lines of `postmaster.pid` that matter."""
+
+    pid: int
+    socket_dir: str
+
+
+class EmbeddedPostgres:
+    """One embedded server.
+
+    `data_dir` is PGDATA, `socket_dir` a directory for the socket, `log_file` the server's log; their parents are created
+    with mode 0700. `settings` are added to, or replace, our own. Errors of `start` are `DatabaseRefused` and
+    `DatabaseUnavailable`, one line each.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        socket_dir: Path,
+        log_file: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        start_timeout_s: float = 120.0,
+        stop_timeout_s: float = 30.0,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._data_dir = Path(os.path.abspath(data_dir))  # noqa: PTH100 - resolve() would follow links in a name that is ours to keep
+        self._wanted_socket_dir = Path(os.path.abspath(socket_dir))  # noqa: PTH100 - the same
+        self._socket_dir = self._wanted_socket_dir
+        self._log_file = log_file
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._clock = clock
+        self._supervisor_fd: int | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._postmaster: ProcessId | None = None
+        self.adopted = False
+
+    async def start(self) -> str:
+        """Make, adopt or start the server; returns the connection URL once it answers."""
+        return await asyncio.to_thread(self.start_blocking)
+
+    async def stop(self) -> None:
+        """End the server by a fast shutdown. Idempotent."""
+        await asyncio.to_thread(self.stop_blocking)
+
+    async def wait_ended(self) -> None:
+        """Return when the server has ended, for whoever wants to start it again."""
+        while self.alive:
+            await self._clock.sleep(0.2)
+
+    @property
+    def postmaster(self) -> ProcessId | None:
+        """The server's process while we supervise it."""
+        return self._postmaster
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        if self._child is not None:
+            self._child.poll()  # reaps it, so that it does not stay as a zombie
+        return self._postmaster is not None and is_alive(self._postmaster)
+
+    def url(self, database: str = DATABASE) -> str:
+        """The connection URL of a database of this server."""
+        return (
+            f"postgresql://{DATABASE_USER}@/{quote(database)}?host={quote(str(self._socket_dir), safe='')}&port={PORT}"
+        )
+
+    def start_blocking(self) -> str:
+        """As `start`, in the calling thread."""
+        if self.alive:
+            return self.url()
+        installation = pginstall.find_installation()
+        deadline = Deadline.after(self._start_timeout_s, self._clock)
+        self._prepare_directories()
+        self._supervise()
+        try:
+            self._adopt_or_start(installation, deadline)
+            self._create_database()
+        except BaseException:
+            self.stop_blocking()
+            raise
+        return self.url()
+
+    def stop_blocking(self) -> None:
+        """As `stop`, in the calling thread."""
+        try:
+            if self._postmaster is not None:
+                self._end(self._postmaster)
+                _log.info("postgres_stopped", pid=self._postmaster.pid)
+                self._remove_short_directory()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Stop supervising and leave the server running, to be adopted by another supervisor."""
+        if self._child is not None:
+            self._child.returncode = self._child.poll() or 0  # its end is no longer ours to wait for
+        self._child = self._postmaster = None
+        if self._supervisor_fd is not None:
+            os.close(self._supervisor_fd)
+            self._supervisor_fd = None
+
+    # ------------------------------------------------------------------------------------------------- directories, locks
+
+    def _prepare_directories(self) -> None:
+        try:
+            for directory in (self._data_dir.parent, self._wanted_socket_dir, self._log_file.parent):
+                _make_private(directory)
+            self._wanted_socket_dir.chmod(0o700)
+            if self._log_file.exists() and self._log_file.stat().st_size > _LOG_BYTES_MAX:
+                self._log_file.replace(self._log_file.with_suffix(self._log_file.suffix + ".1"))
+        except OSError as error:
+            raise DatabaseRefused(f"cannot use {error.filename} for PostgreSQL: {error.strerror}") from None
+
+    def _lock_path(self, what: str) -> Path:
+        return self._data_dir.with_name(f".{self._data_dir.name}.{what}.lock")
+
+    def _supervise(self) -> None:
+        if self._supervisor_fd is None:
+            fd = _try_lock(self._lock_path("supervisor"))
+            if fd is None:
+                raise DatabaseRefused(f"{self._data_dir} is in use by another Turnkeeper: stop it first")
+            self._supervisor_fd = fd
+
+    def _choose_socket_directory(self) -> None:
+        """PostgreSQL refuses socket paths over 107 bytes: then a short private directory is used, and recorded."""
+        self._socket_dir = self._wanted_socket_dir
+        if len(os.fsencode(self._socket_dir / _SOCKET_NAME)) <= ADDRESS_BYTES_MAX:
+            return
+        record = self._wanted_socket_dir / _ELSEWHERE
+        with contextlib.suppress(FileNotFoundError):
+            known = Path(os.fsdecode(record.read_bytes()))
+            if _is_private(known):
+                self._socket_dir = known
+                return
+        self._socket_dir = Path(tempfile.mkdtemp(prefix="turnkeeper-pg-", dir=_short_parent()))
+        write_atomic(record, os.fsencode(self._socket_dir))
+
+    def _remove_short_directory(self) -> None:
+        if self._socket_dir != self._wanted_socket_dir and _is_private(self._socket_dir):
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            (self._wanted_socket_dir / _ELSEWHERE).unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------------------------------------------ adopt or start
+
+    def _adopt_or_start(self, installation: Installation, deadline: Deadline) -> None:
+        self._choose_socket_directory()
+        while True:
+            occupant = self._wait_for(self._occupant, deadline)
+            if occupant is None:
+                raise DatabaseUnavailable(
+                    f"a PostgreSQL process of {self._data_dir} still runs and cannot be found: end it"
+                )
+            if isinstance(occupant, ProcessId):
+                if self._adopt(occupant, deadline):
+                    return
+                continue
+            try:
+                self._start(installation, occupant, deadline)
+            finally:
+                os.close(occupant)  # the server keeps its copy
+            return
+
+    def _occupant(self) -> ProcessId | int | None:
+        """Who is in the directory: its live postmaster; nobody, as the descriptor of the lock that says so; None: unknown yet."""
+        return self._survivor() or _try_lock(self._lock_path("server"))
+
+    def _start(self, installation: Installation, lock_fd: int, deadline: Deadline) -> None:
+        self._ensure_data_directory(installation, lock_fd)
+        pginstall.write_access_rules(self._data_dir, installation.os_user)
+        (self._data_dir / "postmaster.pid").unlink(missing_ok=True)  # nobody is left (_occupant): a remnant
+        log_start = self._log_file.stat().st_size if self._log_file.exists() else 0
+        self._postmaster = self._launch(installation, lock_fd)
+        self._await_answer(self._postmaster, log_start, deadline)
+        _log.info("postgres_started", pid=self._postmaster.pid)
+
+    def _survivor(self) -> ProcessId | None:
+        """The postmaster of this directory that still runs, or None if there is provably none."""
+        found = self._pid_file()
+        if found is None:
+            return None
+        process = identify(found.pid)
+        if process is None:
+            return None
+        try:
+            same = Path(f"/proc/{found.pid}/cwd").samefile(self._data_dir)
+            program = Path(os.readlink(f"/proc/{found.pid}/exe")).name  # noqa: PTH115 - "(deleted)" must stay text
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except PermissionError:
+            # Not ours to look at. The directory is ours with mode 0700, so a postmaster in it would be too.
+            return None if _is_private(self._data_dir) else self._refuse_unknown(found.pid)
+        return process if same and program.removesuffix(" (deleted)") == "postgres" and is_alive(process) else None
+
+    def _refuse_unknown(self, pid: int) -> None:
+        raise DatabaseRefused(
+            f"cannot tell whether process {pid} is the PostgreSQL of {self._data_dir}: look at it first"
+        )
+
+    def _adopt(self, survivor: ProcessId, deadline: Deadline) -> bool:
+        """Whether the survivor answers where we expect it. One that does not is ended: it is ours, and of no use."""
+        found = self._pid_file()
+        expected = found is not None and found.socket_dir in ("", str(self._socket_dir))
+        if expected and self._wait_for(lambda: self._settled(survivor), deadline):
+            self._postmaster, self.adopted = survivor, True
+            _log.info("postgres_adopted", pid=survivor.pid)
+            return True
+        _log.warning("postgres_survivor_ended", pid=survivor.pid, at_expected_socket=expected)
+        self._end(survivor)
+        return False
+
+    def _settled(self, process: ProcessId) -> bool | None:
+        """True: it answers. False: it is gone. None: not yet."""
+        if self._child is not None:
+            self._child.poll()
+        if not is_alive(process):
+            return False
+        return True if self._answers(process) else None
+
+    def _ensure_data_directory(self, installation: Installation, lock_fd: int) -> None:
+        version = self._data_dir / "PG_VERSION"
+        if version.is_file():
+            major = version.read_text(encoding="ascii").strip()
+            if major != str(pginstall.MAJOR):
+                raise DatabaseRefused(f"{self._data_dir} is of PostgreSQL {major}; this release runs {pginstall.MAJOR}")
+            return
+        if self._data_dir.exists() and any(self._data_dir.iterdir()):
+            raise DatabaseRefused(
+                f"{self._data_dir} holds something that is no PostgreSQL data directory: move it away"
+            )
+        # Made beside its place and moved there when it is whole. What lies here was never ready, and nobody works in it:
+        # initdb too would hold the lock that we have.
+        half_made = self._data_dir.with_name(f".{self._data_dir.name}.initdb")
+        shutil.rmtree(half_made, ignore_errors=True)
+        pginstall.initdb(installation, half_made, self._log_file, lock_fd)
+        half_made.rename(self._data_dir)
+        _fsync_directory(self._data_dir.parent)
+        _log.info("postgres_data_directory_made", path=str(self._data_dir))
+
+    def _launch(self, installation: Installation, lock_fd: int) -> ProcessId:
+        settings = {**self._settings, "unix_socket_directories": str(self._socket_dir), "port": str(PORT)}
+        arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        with self._log_file.open("ab") as log:
+            self._child = subprocess.Popen(
+                installation.command("postgres", "-D", str(self._data_dir), *arguments),
+                cwd="/",
+                env=pginstall.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(lock_fd,),
+            )
+        # `unshare` execs, so the child's pid is the postmaster's.
+        process = identify(self._child.pid)
+        if process is None:
+            raise DatabaseUnavailable(f"the embedded PostgreSQL ended at once (log: {self._log_file})")
+        self.adopted = False
+        return process
+
+    def _await_answer(self, process: ProcessId, log_start: int, deadline: Deadline) -> None:
+        if not self._wait_for(lambda: self._settled(process), deadline):
+            why = self._last_log_line(log_start) or f"no answer within {self._start_timeout_s:g} s"
+            raise DatabaseUnavailable(f"the embedded PostgreSQL did not start: {why} (log: {self._log_file})")
+
+    def _answers(self, expected: ProcessId) -> bool:
+        """Whether exactly this process answers a query on our socket."""
+        try:
+            with self._connect("postgres") as connection, socket.socket(fileno=os.dup(connection.fileno())) as raw:
+                answered = connection.execute("SELECT 1").fetchone() == (1,)
+                return answered and peer_credentials(raw).pid == expected.pid and is_alive(expected)
+        except psycopg.Error:
+            return False
+
+    def _connect(self, database: str) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.url(database), autocommit=True, connect_timeout=5, options="")
+
+    def _create_database(self) -> None:
+        with self._connect("postgres") as connection:
+            known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
+            if known is None:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
+
+    # ------------------------------------------------------------------------------------------------------------------ end
+
+    def _end(self, process: ProcessId) -> None:
+        """Fast shutdown; after the bound an immediate one, which the next start recovers from."""
+        for sig, bound_s in ((signal.SIGINT, self._stop_timeout_s), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
+            kill(process, sig)
+            if wait_gone(process, bound_s):
+                if self._child is not None and self._child.pid == process.pid:
+                    self._child.wait()
+                return
+            _log.warning("postgres_stop_slow", pid=process.pid, signal=sig.name, waited_s=bound_s)
+        raise DatabaseUnavailable(f"the embedded PostgreSQL (process {process.pid}) cannot be ended")
+
+    # -------------------------------------------------------------------------------------------------------------- small parts
+
+    def _pid_file(self) -> _PidFile | None:
+        try:
+            text = (self._data_dir / "postmaster.pid").read_text(encoding="utf-8", errors="surrogateescape")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        lines = text.splitlines()
+        if not lines or not lines[0].strip().isdecimal():
+            return None
+        return _PidFile(int(lines[0]), lines[4] if len(lines) > 4 else "")
+
+    def _last_log_line(self, start: int) -> str:
+        with self._log_file.open("rb") as log:
+            log.seek(start)
+            lines = log.read(65536).decode("utf-8", "replace").splitlines()
+        telling = [
+            line for line in lines if "FATAL" in line or "PANIC" in line or "could not" in line or "unshare" in line
+        ]
+        return telling[-1] if telling else ""
+
+    def _wait_for(self, look: Callable[[], T | None], deadline: Deadline) -> T | None:
+        """Call `look` until it returns something other than None, at most until the deadline (then None)."""
+        never = threading.Event()
+        while (found := look()) is None and not deadline.passed:
+            self._clock.wait(never, _POLL_S)
+        return found
+
+
+def _try_lock(path: Path) -> int | None:
+    """An open descriptor that holds the lock file `path` alone, or None if another one does. The kernel ends it with its holders."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _make_private(directory: Path) -> None:
+    """Create `directory` and its missing parents with mode 0700; what is there keeps its mode."""
+    if not directory.is_dir():
+        _make_private(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def _is_private(directory: Path) -> bool:
+    """Whether it is a directory, no link, of our own, that nobody else can enter."""
+    try:
+        status = directory.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _short_parent() -> Path:
+    """Where a private directory with a short path can be made."""
+    for candidate in (Path("/run/user") / str(os.geteuid()), Path("/run"), Path("/tmp")):  # noqa: S108 - mkdtemp makes it private
+        if candidate.is_dir() and os.access(candidate, os.W_OK | os.X_OK):
+            return candidate
+    raise DatabaseRefused("no writable directory with a short path (/run, /tmp) for PostgreSQL's socket")
+
+
+def _fsync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
