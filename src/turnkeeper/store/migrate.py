@@ -104,17 +104,21 @@ def check(dsn: str) -> SchemaState:
         raise _refused(error, place(dsn)) from None
 
 
-def upgrade(dsn: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> SchemaState:
-    """Bring the schema to this release's in one transaction and return where it stood before. Current: nothing is done.
+def upgrade(dsn: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> str:
+    """Bring the schema to this release's in one transaction and return its revision. Where it is there, nothing is done.
 
     Errors, one line each: `DatabaseRefused` for a schema that is newer or a right that is missing, `DatabaseUnavailable`
     if the server cannot be reached or a lock was not free within `lock_timeout_s`.
     """
     where = place(dsn)
     try:
-        return _upgrade(dsn, where, lock_timeout_s)
+        before = _upgrade(dsn, where, lock_timeout_s)
     except psycopg.Error as error:
         raise _refused(error, where) from None
+    after = revisions()[-1]
+    if not isinstance(before, Current):
+        _log.info("schema_upgraded", place=where, before=getattr(before, "revision", None), after=after)
+    return after
 
 
 def run_sql_file(version_file: str) -> None:
@@ -160,7 +164,6 @@ def _upgrade(dsn: str, where: str, lock_timeout_s: float) -> SchemaState:
         raise
     finally:
         engine.dispose()
-    _log.info("schema_upgraded", place=where, before=getattr(before, "revision", None), after=revisions()[-1])
     return before
 
 

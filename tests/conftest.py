@@ -1,0 +1,52 @@
+"""Fixtures of every folder. The server is started by the first test that asks for it."""
+
+from collections.abc import AsyncGenerator, Generator
+
+import pytest
+
+from harness.postgres import DatabaseClock, PostgresServer, Sessions, postgres_server, sessions_on
+from turnkeeper.store.pool import open_database
+from turnkeeper.store.tx import Database
+
+
+@pytest.fixture(scope="session", name="postgres_server")
+def _postgres_server() -> Generator[PostgresServer]:
+    """The PostgreSQL of this test session."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def dsn(postgres_server: PostgresServer) -> Generator[str]:
+    """A migrated database of this test's own."""
+    name = postgres_server.create_database()
+    yield name
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def empty_dsn(postgres_server: PostgresServer) -> Generator[str]:
+    """A database of this test's own without any schema."""
+    name = postgres_server.create_database(empty=True)
+    yield name
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+async def database(dsn: str) -> AsyncGenerator[Database]:
+    """`dsn`, opened as the product opens it."""
+    async with open_database(dsn, min_size=1, max_size=8) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def sessions(dsn: str) -> AsyncGenerator[Sessions]:
+    """Raw sessions on `dsn` beside the code under test."""
+    async with sessions_on(dsn) as opened:
+        yield opened
+
+
+@pytest.fixture
+def database_clock(dsn: str) -> DatabaseClock:
+    """The clock of `dsn`'s SQL."""
+    return DatabaseClock(dsn)

@@ -1,0 +1,232 @@
+"""A real PostgreSQL for tests: one server per session, one database per test, copied from a template.
+
+The server is the embedded one, in a directory of its own, with its durable settings (D-04 is checked at every open).
+`TEST_DATABASE_URL` names another server instead; its user must be allowed to create databases.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from turnkeeper.store import migrate
+from turnkeeper.store.embedded import EmbeddedPostgres
+
+WAIT_S = 15.0
+_PREFIX = "tk-test-"
+# Durable, but without what only a busy or a replicated server needs.
+FAST_SETTINGS = {
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "shared_buffers": "32MB",
+    "max_connections": "200",
+    "checkpoint_timeout": "1h",
+    "autovacuum": "off",
+    "deadlock_timeout": "100ms",
+}
+
+RawSession = psycopg.AsyncConnection[Any]
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A server that tests may create databases on. `url` reaches its maintenance database, `template` is migrated."""
+
+    url: str
+    template: str
+
+    def create_database(self, *, empty: bool = False) -> str:
+        """A database of its own, migrated unless `empty`; its connection string."""
+        name = f"test_{secrets.token_hex(6)}"
+        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY {}").format(
+            sql.Identifier(name), sql.Identifier("template0" if empty else self.template), sql.SQL("wal_log")
+        )
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(statement)
+        return make_conninfo(self.url, dbname=name)
+
+    def drop_database(self, dsn: str) -> None:
+        """Drop it, whoever is still connected."""
+        name = str(conninfo_to_dict(dsn)["dbname"])
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@contextlib.contextmanager
+def postgres_server() -> Generator[PostgresServer]:
+    """The server of a test session, with its migrated template."""
+    given = os.environ.get("TEST_DATABASE_URL")
+    if given:
+        server = PostgresServer(given, f"tk_template_{secrets.token_hex(6)}")
+        try:
+            yield _with_template(server)
+        finally:
+            server.drop_database(make_conninfo(given, dbname=server.template))
+        return
+    with private_directory() as directory:
+        embedded = embedded_at(directory)
+        embedded.start_blocking()
+        try:
+            yield _with_template(PostgresServer(embedded.url("postgres"), "tk_template"))
+        finally:
+            embedded.stop_blocking()
+
+
+@contextlib.contextmanager
+def private_directory() -> Generator[Path]:
+    """A directory with a short name (sockets), removed at the end."""
+    sweep()
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def embedded_at(directory: Path, **settings: str) -> EmbeddedPostgres:
+    """An embedded server for tests below `directory`, not yet started."""
+    return EmbeddedPostgres(
+        directory / "postgres", directory / "s", directory / "postgres.log", settings={**FAST_SETTINGS, **settings}
+    )
+
+
+def sweep() -> None:
+    """End what a test session left that was killed: a server without a supervisor in a directory of ours."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        lock = directory / ".postgres.supervisor.lock"
+        try:
+            ours = directory.lstat().st_uid == os.geteuid() and (directory / "postgres" / "PG_VERSION").is_file()
+            if not ours or not lock.is_file() or _is_locked(lock):
+                continue
+            left = embedded_at(directory)
+            left.start_blocking()
+            left.stop_blocking()
+        except Exception:  # noqa: S112 - somebody else sweeps or works there; it is theirs
+            continue
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open("rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def _with_template(server: PostgresServer) -> PostgresServer:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        name = sql.Identifier(server.template)
+        connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(name))
+    migrate.upgrade(make_conninfo(server.url, dbname=server.template))
+    return server
+
+
+class Sessions:
+    """Raw connections beside the code under test, for holding locks and looking at waits. Closed at the end."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._stack = contextlib.AsyncExitStack()
+        self._watcher: RawSession | None = None
+
+    async def open(self, *, autocommit: bool = False) -> RawSession:
+        """Another session. Without autocommit its first statement opens a transaction."""
+        connection = await psycopg.AsyncConnection[Any].connect(self._dsn, autocommit=autocommit)
+        self._stack.push_async_callback(connection.close)
+        return connection
+
+    async def wait_until_blocked(self, pid: int) -> None:
+        """Return when the backend `pid` waits for a lock."""
+        await self._wait("SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", (pid,))
+
+    async def wait_until_blocked_by(self, session: RawSession, *, waiters: int = 1) -> list[int]:
+        """Return the pids of the backends that wait for `session`, once there are `waiters` of them."""
+        holder = session.info.backend_pid
+        rows = await self._wait(
+            "SELECT pid FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid)) AND datname = current_database()",
+            (holder,),
+            waiters,
+        )
+        return [row[0] for row in rows]
+
+    async def close(self) -> None:
+        """Close every session that was opened here."""
+        await self._stack.aclose()
+
+    async def _wait(self, query: LiteralString, params: tuple[object, ...], rows: int = 1) -> list[tuple[Any, ...]]:
+        if self._watcher is None:
+            self._watcher = await self.open(autocommit=True)
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            found = await (await self._watcher.execute(query, params)).fetchall()
+            if len(found) >= rows:
+                return found
+            await (await self._watcher.execute("SELECT pg_sleep(0.005)")).fetchall()
+        raise TimeoutError(f"nobody waited within {WAIT_S:g} s: {query} {params}")
+
+
+@contextlib.asynccontextmanager
+async def sessions_on(dsn: str) -> AsyncGenerator[Sessions]:
+    """Raw sessions on a database, closed at the end."""
+    sessions = Sessions(dsn)
+    try:
+        yield sessions
+    finally:
+        await sessions.close()
+
+
+class DatabaseClock:
+    """Replaces `tk_now()` in one database: the only clock of the product's SQL."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    def offset(self, seconds: float) -> None:
+        """The real time and `seconds` more."""
+        self._replace(sql.SQL("SELECT clock_timestamp() + {} * interval '1 second'").format(sql.Literal(seconds)))
+
+    def stand_at(self, moment: datetime) -> None:
+        """Time stands still at `moment`."""
+        self._replace(sql.SQL("SELECT {}::timestamptz").format(sql.Literal(moment.isoformat())))
+
+    def real(self) -> None:
+        """The real time again."""
+        self._replace(sql.SQL("SELECT clock_timestamp()"))
+
+    def now(self) -> datetime:
+        """What the product's SQL sees now."""
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            row = connection.execute("SELECT tk_now()").fetchone()
+        assert row is not None
+        return row[0]
+
+    def _replace(self, body: sql.Composable) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            text = body.as_string(connection)
+            statement = sql.SQL(
+                "CREATE OR REPLACE FUNCTION tk_now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE AS {}"
+            ).format(sql.Literal(text))
+            connection.execute(statement)
+
+
+def wait_until(look: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    """Poll a fact, in a thread that may block, with a bound."""
+    end = time.monotonic() + timeout_s
+    while not look():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.005)
