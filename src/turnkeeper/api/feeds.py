@@ -14,7 +14,9 @@ import contextlib
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 from turnkeeper.api.metrics import Metrics
 from turnkeeper.kit.log import get_logger
@@ -31,8 +33,17 @@ _log = get_logger("api.feeds")
 ReadPage = Callable[[int, int], Awaitable[Sequence[Event]]]
 """`(after, limit)`: stored events with a greater sequence, in order, at most `limit`."""
 
-WaitSignal = Callable[[str, float], Awaitable[None]]
-"""`(thread_id, timeout)`: returns when something may have been appended to that conversation, or after the timeout."""
+
+class Subscription(Protocol):
+    """Woken when something may have been appended; remembers a wake-up that came while nobody waited."""
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Until woken (True) or the time has passed (False)."""
+        ...
+
+
+Subscribe = Callable[[str], AbstractContextManager[Subscription]]
+"""A subscription to the events of a conversation, by its thread id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,7 @@ def encode_event(event: Event) -> Frame:
 class Feed:
     """The events of one conversation after `floor`, as far as they are in the window."""
 
-    def __init__(self, thread_id: str, last_seq: int, read: ReadPage, wait: WaitSignal, metrics: Metrics) -> None:
+    def __init__(self, thread_id: str, last_seq: int, read: ReadPage, subscribe: Subscribe, metrics: Metrics) -> None:
         self.thread_id = thread_id
         self.floor = last_seq
         """The window holds every stored event with a greater sequence up to `last`."""
@@ -73,7 +84,7 @@ class Feed:
         self._window: deque[Frame] = deque()
         self._bytes = 0
         self._read = read
-        self._wait = wait
+        self._subscribe = subscribe
         self._metrics = metrics
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -113,18 +124,11 @@ class Feed:
         return True
 
     async def _follow(self) -> None:
-        loop = asyncio.get_running_loop()
-        # The wait for the next signal begins before each read: what is appended after the read's snapshot signals it.
-        waiting = loop.create_task(_waited(self._wait, self.thread_id))
-        try:
+        # Subscribed before the first read: what is appended after that read's snapshot wakes the subscription.
+        with self._subscribe(self.thread_id) as subscription:
             while True:
                 await self._read_new()
-                await waiting
-                waiting = loop.create_task(_waited(self._wait, self.thread_id))
-        finally:
-            waiting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await waiting
+                await subscription.wait(REPAIR_S)
 
     async def _read_new(self) -> None:
         try:
@@ -157,15 +161,11 @@ class Feed:
         self._changed = asyncio.Event()
 
 
-async def _waited(wait: WaitSignal, thread_id: str) -> None:
-    await wait(thread_id, REPAIR_S)
-
-
 class Feeds:
     """The feeds of this process. `close` ends all streams, so that a stopping server need not wait for readers."""
 
-    def __init__(self, wait: WaitSignal, metrics: Metrics, readers_max: int) -> None:
-        self._wait = wait
+    def __init__(self, subscribe: Subscribe, metrics: Metrics, readers_max: int) -> None:
+        self._subscribe = subscribe
         self._metrics = metrics
         self._readers_max = readers_max
         self._feeds: dict[str, Feed] = {}
@@ -187,7 +187,7 @@ class Feeds:
         """The conversation's feed while the caller reads. `last_seq` and `read` serve the first reader's feed."""
         feed = self._feeds.get(thread_id)
         if feed is None:
-            feed = Feed(thread_id, last_seq, read, self._wait, self._metrics)
+            feed = Feed(thread_id, last_seq, read, self._subscribe, self._metrics)
             self._feeds[thread_id] = feed
             self._metrics.stream_feeds.set(len(self._feeds))
             feed.start()

@@ -1,9 +1,13 @@
-"""What operators measure, in a registry of its own: `/metrics` in Prometheus' text format."""
+"""What operators measure, in Prometheus' text format.
+
+The HTTP side's numbers are in a registry of their own, so that two applications in one process (tests) do not mix; those
+of the store, and of the process itself, are in the library's default one. `/metrics` shows both.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -45,9 +49,7 @@ class Metrics:
             buckets=_REQUEST_BUCKETS,
             registry=self.registry,
         )
-        self.claims = Counter(
-            "turnkeeper_claims_total", "Answers to claims", ("answer",), registry=self.registry
-        )
+        self.claims = Counter("turnkeeper_claims_total", "Answers to claims", ("answer",), registry=self.registry)
         self.stream_readers = Gauge(
             "turnkeeper_stream_readers", "Open event streams", ("stream",), registry=self.registry
         )
@@ -70,4 +72,4 @@ class Metrics:
 
     def render(self) -> bytes:
         """Everything, as text."""
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + generate_latest(REGISTRY)

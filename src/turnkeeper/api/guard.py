@@ -1,0 +1,111 @@
+"""What stands around every part: the name under which we are asked, the last answer to a defect, and the measuring."""
+
+from collections.abc import Collection
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from turnkeeper.api.languages import language_of
+from turnkeeper.api.metrics import Metrics
+from turnkeeper.api.problems import ProblemRaised, problem_response, shown
+from turnkeeper.domain.errors import ProblemCode
+from turnkeeper.kit.clock import system_clock
+from turnkeeper.kit.ids import new_id
+from turnkeeper.kit.log import get_logger
+
+_log = get_logger("api.guard")
+
+
+class RequestGuard:
+    """Makes the wrappers. `allowed_hosts` as in `ApiSettings`."""
+
+    def __init__(self, metrics: Metrics, allowed_hosts: Collection[str] | None) -> None:
+        self._metrics = metrics
+        self._allowed_hosts = allowed_hosts
+
+    def around(self, part: ASGIApp, *, check_host: bool) -> ASGIApp:
+        """`part`, guarded. Without `check_host` any name will do: what the part serves needs a token that no browser has."""
+        return _Guarded(part, self._metrics, self._allowed_hosts if check_host else None)
+
+
+class _Guarded:
+    def __init__(self, part: ASGIApp, metrics: Metrics, allowed_hosts: Collection[str] | None) -> None:
+        self._part = part
+        self._metrics = metrics
+        self._allowed_hosts = allowed_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = system_clock.monotonic()
+        sent = _Sent(send)
+        try:
+            if self._allowed_hosts is not None:
+                check_host(scope, self._allowed_hosts)
+            await self._part(scope, receive, sent)
+        except ProblemRaised as problem:
+            await problem.response(language_of(scope))(scope, receive, sent)
+        except Exception as failure:
+            await self._answer_defect(failure, scope, receive, sent)
+        finally:
+            if not sent.is_stream:
+                template = route_template(scope)
+                took = system_clock.monotonic() - begun
+                self._metrics.requests.labels(scope["method"], template, str(sent.status)).observe(took)
+
+    async def _answer_defect(self, failure: Exception, scope: Scope, receive: Receive, sent: "_Sent") -> None:
+        if is_outage(failure):
+            _log.warning("database_unavailable", route=route_template(scope), exception=type(failure).__name__)
+            response = problem_response(
+                ProblemCode.UPSTREAM_UNAVAILABLE, "the database does not answer; try again", language=language_of(scope)
+            )
+        else:
+            error_id = new_id()
+            self._metrics.internal_errors.inc()
+            _log.exception("request_failed", error_id=error_id, route=route_template(scope), method=scope["method"])
+            response = problem_response(
+                ProblemCode.INTERNAL,
+                f"the operator finds it in the log as error_id {error_id}",
+                language=language_of(scope),
+                extra={"error_id": error_id},
+            )
+        if sent.status == 0:
+            await response(scope, receive, sent)
+
+
+class _Sent:
+    """A `send` that remembers the status, 0 while none was sent, and whether the answer is an event stream."""
+
+    __slots__ = ("_send", "is_stream", "status")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+        self.is_stream = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = int(message["status"])
+            headers: list[tuple[bytes, bytes]] = list(message.get("headers", ()))
+            self.is_stream = any(k == b"content-type" and v.startswith(b"text/event-stream") for k, v in headers)
+        await self._send(message)
+
+
+def route_template(scope: Scope) -> str:
+    """The template of the route that answered, never the path itself: a path may be anything."""
+    route: Any = scope.get("route")
+    return str(getattr(route, "path", "")) or "unknown"
+
+
+def check_host(scope: Scope, allowed: Collection[str]) -> None:
+    """`ProblemRaised` where the request names another host: a page elsewhere may have made its name point here."""
+    value = next((v for k, v in scope["headers"] if k == b"host"), b"").decode("latin-1")
+    name = value[: value.index("]") + 1] if value.startswith("[") and "]" in value else value.partition(":")[0]
+    if name.lower() not in allowed:
+        names = ", ".join(sorted(allowed))
+        raise ProblemRaised(
+            ProblemCode.FORBIDDEN, f"Host is {shown(value)}: this server answers to {names} only", field="host"
+        )
+
+
+def is_outage(failure: Exception) -> bool:
+    """Whether the database could not be used for now, as opposed to a defect of ours."""
+    return bool(getattr(failure, "retryable", False))
