@@ -27,7 +27,11 @@ def test_ids_grow_within_a_process_and_never_repeat() -> None:
 def test_ids_of_threads_never_repeat_and_grow_within_each() -> None:
     """The counter is shared under a lock."""
     made: list[list[str]] = [[] for _ in range(4)]
-    threads = [threading.Thread(target=lambda own=own: own.extend(ids.new_id() for _ in range(2000))) for own in made]
+
+    def draw(own: list[str]) -> None:
+        own.extend(ids.new_id() for _ in range(2000))
+
+    threads = [threading.Thread(target=draw, args=(own,)) for own in made]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -121,7 +121,7 @@ def open_pidfd(process: ProcessId) -> int | None:
     except (ProcessLookupError, ValueError):
         return None
     except OSError as error:
-        if error.errno == errno.EINVAL:  # not a thread-group leader: the pid now belongs to a thread
+        if error.errno in (errno.EINVAL, errno.ENOENT):  # the number now belongs to a thread; kernels differ in the word
             return None
         raise
     if is_alive(process):
