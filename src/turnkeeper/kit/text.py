@@ -13,6 +13,7 @@ TOO_DEEP: Final = "… [cut: too deep]"
 JSON_DEPTH_MAX: Final = 200
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
@@ -20,7 +21,7 @@ def clean(text: str) -> str:
     return _UNSTORABLE.sub(REPLACEMENT, text)
 
 
-def decode(data: bytes) -> str:
+def decode(data: bytes | bytearray) -> str:
     """UTF-8 with invalid sequences and NUL replaced by U+FFFD."""
     return clean(data.decode("utf-8", "replace"))
 
@@ -131,4 +132,6 @@ class TextJoiner:
 
 def join_surrogates(text: str) -> str:
     """Make one character of each high surrogate that a low one follows; lone ones stay."""
+    if _SURROGATE.search(text) is None:  # almost always; the way through UTF-16 takes several times the text's memory
+        return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
