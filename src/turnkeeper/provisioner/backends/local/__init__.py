@@ -1,0 +1,1 @@
+"""Sandboxes on this machine, made by bubblewrap."""

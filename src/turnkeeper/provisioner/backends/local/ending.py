@@ -1,0 +1,93 @@
+"""Ending a local sandbox, and the proof that nothing of it can act any more.
+
+SIGKILL of the launcher ends bubblewrap and the sandbox's pid 1 by their parent-death signals. The kernel lets the pid 1 of a
+namespace become a zombie only after it has killed and reaped every other process in it. So "pid 1, by pid and start time,
+is dead" proves the namespace empty. (The namespace's number would prove nothing: a later namespace may have it.)
+"""
+
+import os
+import signal
+from pathlib import Path
+
+from turnkeeper.kit.procs import ProcessId, descendants, identify, is_alive, kill, wait_gone
+from turnkeeper.kit.stop import Deadline
+from turnkeeper.provisioner.backends.local.records import Places, Record, read_init
+
+_STEP_S = 5.0
+_ROUNDS_MAX = 200
+
+
+def end_processes(places: Places, record: Record, timeout_s: float) -> str | None:
+    """End every process of the instance within `timeout_s`. None: proven. Otherwise what could not be shown."""
+    deadline = Deadline.after(timeout_s)
+    if not record.isolated:
+        _kill_tree(record.launcher.pid if is_alive(record.launcher) else None)
+    kill(record.launcher, signal.SIGKILL)
+    if not wait_gone(record.launcher, deadline.sooner(_STEP_S).remaining()):
+        return f"launcher {record.launcher.pid} does not end"
+    init = read_init(places)  # only now: a living launcher could still write it
+    if init is None:
+        return _end_unrecorded(record.generation, deadline)
+    if not record.isolated and is_alive(init):
+        _kill_tree(init.pid)
+    if wait_gone(init, deadline.sooner(_STEP_S).remaining()):
+        return None
+    kill(init, signal.SIGKILL)
+    if wait_gone(init, deadline.sooner(_STEP_S).remaining()):
+        return None
+    return f"process {init.pid}, pid 1 of the sandbox, does not end"
+
+
+def has_ended(places: Places, record: Record) -> bool:
+    """Whether launcher and pid 1 are dead. Without an `instance.json` the sandbox has never run anything."""
+    if is_alive(record.launcher):
+        return False
+    init = read_init(places)
+    return init is None or not is_alive(init)
+
+
+def _end_unrecorded(generation: str, deadline: Deadline) -> str | None:
+    """The launcher died before it named pid 1: what there is of the sandbox is blocked inside bubblewrap, whose command
+    line names the generation."""
+    for _ in range(_ROUNDS_MAX):
+        found = [process for process in _marked(generation) if is_alive(process)]
+        if not found:
+            return None
+        for process in found:
+            kill(process, signal.SIGKILL)
+        for process in found:
+            if not wait_gone(process, deadline.sooner(_STEP_S).remaining()):
+                return f"process {process.pid} of a sandbox that never started does not end"
+    return "processes of a sandbox that never started keep appearing"
+
+
+def _marked(generation: str) -> list[ProcessId]:
+    needle = generation.encode("ascii")
+    found: list[ProcessId] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        process = identify(int(entry.name))
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it ended meanwhile
+        if process is not None and needle in words:
+            found.append(process)
+    return found
+
+
+def _kill_tree(root: int | None) -> None:
+    """Without a namespace: stop all below `root` until nothing new appears, then kill. What had left the tree is not found."""
+    if root is None:
+        return
+    stopped: set[ProcessId] = set()
+    for _ in range(_ROUNDS_MAX):
+        found = set(descendants(root)) - stopped
+        if not found:
+            break
+        for process in found:
+            kill(process, signal.SIGSTOP)
+        stopped |= found
+    for process in stopped:
+        kill(process, signal.SIGKILL)

@@ -1,0 +1,220 @@
+"""The launcher: the parent of one local sandbox. Standard library only; it waits for almost all of its life.
+
+It is a session leader and reads its orders (one JSON object) from stdin *to the end*. The provisioner writes them only
+after it has durably recorded this process by pid and start time. So a launcher whose provisioner died in between reads no
+whole order and ends: there is never a sandbox that nobody has on record (F06).
+
+Then it starts bubblewrap, from its main thread, because the parent-death signal follows the thread. The sandbox stays
+blocked until `instance.json` names its pid 1, so that whoever deletes can prove it dead, and with it its pid namespace
+empty. The block is a pipe opened for reading and writing at once: it has no end of file, so a sandbox whose launcher
+dies at that very moment never runs anything.
+
+Afterwards it keeps the sandbox's stderr in `launcher.log` (two files of bounded size), and at the end writes `exit.json`.
+It has no handler for any signal: what ends it ends the sandbox.
+"""
+
+# ruff: noqa: PTH105, PTH118, PTH123 - pathlib would be a tenth of a process that only waits
+import json
+import os
+import select
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    class Orders(TypedDict):
+        """`argv[0]` is bubblewrap where `isolated`, else the manager itself. `keep_fds` go to it, numbers unchanged."""
+
+        directory: str
+        argv: list[str]
+        env: dict[str, str]
+        isolated: bool
+        keep_fds: list[int]
+
+
+LOG_BYTES_MAX = 1 << 20
+ORDERS_BYTES_MAX = 1 << 20
+NO_ORDERS = 3
+
+
+def main() -> int:
+    """Carry out the orders; returns the launcher's exit status."""
+    orders = read_orders()
+    if orders is None:
+        return NO_ORDERS
+    close_others(orders["keep_fds"])
+    directory = orders["directory"]
+    log = BoundedLog(os.path.join(directory, "launcher.log"))
+    log_read, log_write = os.pipe2(os.O_CLOEXEC)
+    try:
+        child = start_isolated(orders, log_write) if orders["isolated"] else start_plain(orders, log_write)
+    except OSError as error:
+        log.write(f"launcher: {orders['argv'][0]}: {error.strerror}\n".encode())
+        write_json(directory, "exit.json", {"status": None})
+        return 1
+    os.close(log_write)
+    pump(log_read, child, log)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    write_json(directory, "exit.json", {"status": status})
+    return 0
+
+
+def read_orders() -> "Orders | None":
+    """The orders, or None where they are not whole: the provisioner is gone, and nothing may be started."""
+    data = b""
+    while part := os.read(0, 65536):
+        data += part
+        if len(data) > ORDERS_BYTES_MAX:
+            return None
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.close(null)
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def close_others(keep: list[int]) -> None:
+    """Close every descriptor but stdio and `keep` (F15)."""
+    with os.scandir("/proc/self/fd") as entries:
+        numbers = [int(entry.name) for entry in entries]
+    for number in numbers:
+        if number > 2 and number not in keep:
+            close(number)
+
+
+def start_isolated(orders: "Orders", stderr: int) -> int:
+    """Start bubblewrap, record the sandbox's pid 1, let it run. Returns bubblewrap's pid."""
+    info_read, info_write = os.pipe2(os.O_CLOEXEC)
+    block = endless_pipe()
+    bwrap, *arguments = orders["argv"]
+    argv = [bwrap, "--info-fd", str(info_write), "--block-fd", str(block), *arguments]
+    child = spawn(argv, orders["env"], stderr, [*orders["keep_fds"], info_write, block])
+    close(info_write)
+    info = read_info(info_read)
+    if info is not None:  # None: bubblewrap has ended, and said why on stderr
+        pid = info["child-pid"]
+        info["child-start-ticks"] = start_ticks(pid)
+        write_json(orders["directory"], "instance.json", info)
+        os.write(block, b"g")
+    close(block)
+    return child
+
+
+def start_plain(orders: "Orders", stderr: int) -> int:
+    """Start the manager without a sandbox (`--unsafe-no-isolation`). Returns its pid."""
+    child = spawn(orders["argv"], orders["env"], stderr, orders["keep_fds"])
+    instance = {"child-pid": child, "child-start-ticks": start_ticks(child)}
+    write_json(orders["directory"], "instance.json", instance)
+    return child
+
+
+def spawn(argv: list[str], env: dict[str, str], stderr: int, keep: list[int]) -> int:
+    """Start `argv` with stderr as its stdout and stderr too, and with the descriptors `keep`, of which our copies close."""
+    for fd in keep:
+        os.set_inheritable(fd, True)
+    actions = [(os.POSIX_SPAWN_DUP2, stderr, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
+    child = os.posix_spawnp(argv[0], argv, env, file_actions=actions)
+    for fd in keep:
+        os.set_inheritable(fd, False)
+    return child
+
+
+def endless_pipe() -> int:
+    """One descriptor that is both ends of a pipe: whoever reads it waits for a byte, and never meets an end of file."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    both = os.open(f"/proc/self/fd/{reading}", os.O_RDWR | os.O_CLOEXEC)
+    os.close(reading)
+    os.close(writing)
+    return both
+
+
+def read_info(fd: int) -> "dict[str, int] | None":
+    """What bubblewrap says of the sandbox that it has made: `child-pid` and the numbers of the namespaces."""
+    data = b""
+    while part := os.read(fd, 4096):
+        data += part
+    close(fd)
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def start_ticks(pid: int) -> int:
+    """Field 22 of `/proc/<pid>/stat`: with the pid, the identity of a process."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
+
+
+def pump(log_read: int, child: int, log: "BoundedLog") -> None:
+    """Keep what the sandbox writes until it has ended. What an orphan may still hold open is not waited for."""
+    pidfd = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(log_read, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
+    ended = False
+    while True:
+        ready = {fd for fd, _ in poll.poll(0 if ended else None)}
+        if log_read in ready:
+            data = os.read(log_read, 65536)
+            if data:
+                log.write(data)
+            else:
+                poll.unregister(log_read)
+                if ended:
+                    return
+        elif ended:
+            return
+        if pidfd in ready:
+            poll.unregister(pidfd)
+            ended = True
+
+
+class BoundedLog:
+    """A file that is moved aside when it has grown to its bound; a full disk loses lines and nothing else."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = self._open()
+        self._size = os.fstat(self._fd).st_size
+
+    def write(self, data: bytes) -> None:
+        """Append `data`."""
+        try:
+            if self._size + len(data) > LOG_BYTES_MAX:
+                os.replace(self._path, self._path + ".1")
+                os.close(self._fd)
+                self._fd = self._open()
+                self._size = 0
+            self._size += os.write(self._fd, data)
+        except OSError:
+            return
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def write_json(directory: str, name: str, value: object) -> None:
+    """Replace a file. Not synced: it tells of processes, and what a power cut loses is what it ends."""
+    temporary = os.path.join(directory, f".{name}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, json.dumps(value).encode())
+    finally:
+        os.close(fd)
+    os.replace(temporary, os.path.join(directory, name))
+
+
+def close(fd: int) -> None:
+    """Close `fd` if it is open."""
+    try:
+        os.close(fd)
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main())
