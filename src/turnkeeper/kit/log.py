@@ -29,6 +29,7 @@ _BEARER = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 _configured = False
+_opened: TextIO | None = None  # the file that we opened ourselves, closed by the next `configure`
 
 
 def configure(
@@ -38,11 +39,11 @@ def configure(
 
     `process` becomes a field of every event. `level` is debug, info, warning or error.
     """
-    global _configured
+    global _configured, _opened
     if level not in _LEVELS:
         raise ValueError(f"log level is one of {', '.join(_LEVELS)}; got {level!r}")
     structlog = _structlog()
-    target = path.open("a", encoding="utf-8", buffering=1) if path is not None else (stream or sys.stderr)
+    before, _opened = _opened, path.open("a", encoding="utf-8", buffering=1) if path is not None else None
     renderer: Any = structlog.processors.JSONRenderer(ensure_ascii=True, default=str) if json else _render_text
     structlog.configure(
         processors=[
@@ -54,10 +55,12 @@ def configure(
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=_Lines(target)),
+        logger_factory=structlog.WriteLoggerFactory(file=_Lines(_opened or stream)),
         cache_logger_on_first_use=False,
     )
     _configured = True
+    if before is not None:
+        before.close()
 
 
 class Logger:
@@ -166,20 +169,24 @@ def _render_text(_logger: object, _method: str, event: MutableMapping[str, Any])
     exception = fields.pop("exception", None)
     parts = [f"{key}={_plain(value)}" for key, value in sorted(fields.items())]
     line = " ".join([*head, *parts])
-    return line if exception is None else f"{line}\n{exception}"
+    text = line if exception is None else f"{line}\n{exception}"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _plain(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text if text.isprintable() and " " not in text and text else repr(text)
 
 
 class _Lines:
     """One write per event, so that lines of several processes on one stderr do not mix; a broken pipe is no failure."""
 
-    def __init__(self, target: TextIO) -> None:
-        self._target = target
+    def __init__(self, target: TextIO | None) -> None:
+        self._given = target
+
+    @property
+    def _target(self) -> TextIO:
+        return self._given or sys.stderr  # looked up for each event: whoever replaces stderr gets what follows
 
     def write(self, text: str) -> int:
         try:
