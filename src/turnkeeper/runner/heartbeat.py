@@ -1,0 +1,124 @@
+"""The thread that renews the lease (L-02 to L-06, E-01 to E-03).
+
+It depends on nothing that the agent does. Each renewal leaves by the schedule of `domain.lease`; a failed one is
+repeated after the retry delay while the lease can still be valid; a refusal ends it. The end of the lease is not its
+business: the watchdog enforces that, also while a request of this thread hangs (L-07).
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from turnkeeper.client.control import JobControl
+from turnkeeper.client.http import CallError, ClientError, ConnectionFailed
+from turnkeeper.domain.lease import may_send, next_heartbeat_at
+from turnkeeper.kit.clock import Clock
+from turnkeeper.kit.log import Logger
+from turnkeeper.runner.lease import Lease, verdict_of
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """What a confirmed renewal gives to others. `mark_ms` is the newest mark from before it was sent, or None."""
+
+    mark_ms: int | None
+    lease_ttl_s: float
+    cancel_requested: bool
+
+
+class Heartbeats:
+    """`newest_mark` and `on_renewed` must not block: a renewal never waits for the sandbox (L-12)."""
+
+    def __init__(
+        self,
+        control: JobControl,
+        lease: Lease,
+        clock: Clock,
+        log: Logger,
+        *,
+        newest_mark: Callable[[], int | None],
+        on_renewed: Callable[[Renewed], None],
+    ) -> None:
+        self._control = control
+        self._lease = lease
+        self._clock = clock
+        self._log = log
+        self._newest_mark = newest_mark
+        self._on_renewed = on_renewed
+        self._stopping = False
+        self._hurry = threading.Event()
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin; the first renewal leaves one interval after the claim."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it. A request in flight is cut."""
+        self._stopping = True
+        self._hurry.set()
+        self._control.interrupt()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+
+    def hurry(self) -> None:
+        """Renew now: something hints that the lease may be gone, and only a renewal says so for sure."""
+        self._hurry.set()
+
+    def _run(self) -> None:
+        at = self._lease.last_confirmed_sent_at + self._lease.timing.heartbeat_interval_s
+        while not self._stopping and self._lease.verdict is None:
+            hurried = self._clock.wait(self._hurry, at - self._clock.monotonic())
+            self._hurry.clear()
+            if self._stopping or self._lease.verdict is not None:
+                return
+            if not hurried and not may_send(at, self._lease.last_confirmed_sent_at, self._lease.timing):
+                return  # no answer could come in time; the watchdog ends the lease
+            sent_at = self._clock.monotonic()
+            succeeded = self._renew(sent_at)
+            at = next_heartbeat_at(sent_at, self._clock.monotonic(), succeeded, self._lease.timing)
+            if not succeeded and not self._stopping and self._lease.verdict is None:
+                self._note_retry(at)
+
+    def _renew(self, sent_at: float) -> bool:
+        mark_ms = self._newest_mark()
+        try:
+            answer = self._control.heartbeat(self._lease.timing.heartbeat_timeout_s)
+        except ClientError as error:
+            self._note_failure(error, error.status)
+            verdict = verdict_of(error, heartbeat=True)
+            if verdict is not None:
+                self._lease.lose(verdict)
+            return False
+        except CallError as error:
+            self._note_failure(error, None)
+            return False
+        if not self._lease.confirm(sent_at, answer.lease_ttl_s):
+            return False
+        if self._failures:
+            self._log.info("agent_heartbeat_recovered", failures=self._failures)
+            self._failures = 0
+        self._on_renewed(Renewed(mark_ms, answer.lease_ttl_s, answer.cancel_requested))
+        return True
+
+    def _note_failure(self, error: CallError, status: int | None) -> None:
+        self._failures += 1
+        if self._failures == 1 and not self._stopping:  # once per outage (E-03)
+            self._log.warning(
+                "agent_control_failure", operation="heartbeat", exception=exception_name(error), http_status=status
+            )
+
+    def _note_retry(self, at: float) -> None:
+        now = self._clock.monotonic()
+        self._log.warning(
+            "agent_heartbeat_retry",
+            failures=self._failures,
+            since_confirmed_s=round(now - self._lease.last_confirmed_sent_at, 3),
+            retry_in_s=round(at - now, 3),
+        )
+
+
+def exception_name(error: CallError) -> str:
+    """The class that says most: the transport's own where there is one (E-01). Never a message (E-02)."""
+    return error.kind if isinstance(error, ConnectionFailed) else type(error).__name__

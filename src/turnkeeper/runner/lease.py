@@ -1,0 +1,111 @@
+"""The worker's own view of its lease (L-05 to L-08).
+
+The lease is lost for good when the control plane refuses it, when it rejects the worker's credential, or when one
+lifetime has passed since the last confirmed renewal was *sent*. Whoever notices first decides; nothing brings it back,
+not even a confirmation that comes later.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+
+from turnkeeper.client.http import ClientError
+from turnkeeper.domain.errors import ProblemCode
+from turnkeeper.domain.lease import worker_stop_at
+from turnkeeper.domain.settings import Timing
+from turnkeeper.kit.clock import Clock
+from turnkeeper.kit.log import get_logger
+from turnkeeper.runner.watchdog import Watchdog
+
+
+class LeaseVerdict(StrEnum):
+    """Why a lease is lost."""
+
+    REFUSED = "refused"
+    CREDENTIAL_REJECTED = "credential_rejected"
+    EXPIRED = "expired"
+
+
+class Lease:
+    """Shared by the threads of one worker. `on_lost` is called once and must not block."""
+
+    def __init__(self, sent_at: float, timing: Timing, clock: Clock, on_lost: Callable[[], None]) -> None:
+        """`sent_at`: when the claim was first sent; it counts as the first confirmed renewal."""
+        self._clock = clock
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._sent_at = sent_at
+        self._timing = timing
+        self._verdict: LeaseVerdict | None = None
+        self._log = get_logger("runner.lease")
+
+    @property
+    def timing(self) -> Timing:
+        """With the lifetime that the control plane named last."""
+        return self._timing
+
+    @property
+    def verdict(self) -> LeaseVerdict | None:
+        """Why it is lost; None while it is held."""
+        return self._verdict
+
+    @property
+    def last_confirmed_sent_at(self) -> float:
+        """When the last confirmed renewal was sent."""
+        with self._lock:
+            return self._sent_at
+
+    @property
+    def ends_at(self) -> float:
+        """When the worker stops by itself."""
+        with self._lock:
+            return worker_stop_at(self._sent_at, self._timing)
+
+    def confirm(self, sent_at: float, lease_ttl_s: float) -> bool:
+        """A renewal that was sent at `sent_at` was confirmed. False: too late, the lease is lost."""
+        with self._lock:
+            if self._verdict is None and self._clock.monotonic() < worker_stop_at(self._sent_at, self._timing):
+                if sent_at >= self._sent_at:
+                    self._sent_at = sent_at
+                    if lease_ttl_s != self._timing.lease_ttl_s:
+                        self._timing = dataclasses.replace(self._timing, lease_ttl_s=lease_ttl_s)
+                return True
+        self.lose(LeaseVerdict.EXPIRED)
+        return False
+
+    def lose(self, verdict: LeaseVerdict) -> None:
+        """The first verdict stays."""
+        with self._lock:
+            if self._verdict is not None:
+                return
+            self._verdict = verdict
+        self._log.warning("agent_lease_lost", verdict=verdict.value)
+        self._on_lost()
+
+    def watch(self, watchdog: Watchdog) -> None:
+        """Have `watchdog` enforce the end."""
+
+        def look() -> None:
+            ends_at = self.ends_at
+            if self._verdict is not None:
+                return
+            if self._clock.monotonic() >= ends_at:
+                self.lose(LeaseVerdict.EXPIRED)
+            else:
+                watchdog.at(ends_at, look)  # it was renewed in the meantime
+
+        watchdog.at(self.ends_at, look)
+
+
+def verdict_of(error: ClientError, *, heartbeat: bool = False) -> LeaseVerdict | None:
+    """What an answer of the control plane to this attempt says about its lease; None: nothing.
+
+    Any 409 to a heartbeat refuses the lease (L-05). Other calls may also be refused for a reason of their own, and say
+    so by their code.
+    """
+    if error.status == 410 or (error.status == 409 and (heartbeat or error.code == ProblemCode.LEASE_REFUSED)):
+        return LeaseVerdict.REFUSED
+    if error.status in (401, 403, 404):
+        return LeaseVerdict.CREDENTIAL_REJECTED
+    return None
