@@ -21,7 +21,7 @@ def dsn(postgres_server: PostgresServer) -> Generator[str]:
     """A migrated database of this test's own."""
     name = postgres_server.create_database()
     yield name
-    postgres_server.drop_database(name)
+    postgres_server.give_back(name)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def empty_dsn(postgres_server: PostgresServer) -> Generator[str]:
     """A database of this test's own without any schema."""
     name = postgres_server.create_database(empty=True)
     yield name
-    postgres_server.drop_database(name)
+    postgres_server.give_back(name)
 
 
 @pytest.fixture

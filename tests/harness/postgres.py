@@ -7,12 +7,15 @@ The server is the embedded one, in a directory of its own, with its durable sett
 import contextlib
 import fcntl
 import os
+import queue
 import secrets
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, LiteralString
@@ -21,10 +24,13 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from turnkeeper.kit.procs import kill
 from turnkeeper.store import migrate
 from turnkeeper.store.embedded import EmbeddedPostgres
 
 WAIT_S = 15.0
+_SPARE_DATABASES = 2
+_USED_DATABASES = 60
 _PREFIX = "tk-test-"
 # Durable, but without what only a busy or a replicated server needs.
 FAST_SETTINGS = {
@@ -40,28 +46,77 @@ FAST_SETTINGS = {
 RawSession = psycopg.AsyncConnection[Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class PostgresServer:
     """A server that tests may create databases on. `url` reaches its maintenance database, `template` is migrated."""
 
     url: str
     template: str
+    _spare: "queue.Queue[str | None]" = field(default_factory=lambda: queue.Queue(_SPARE_DATABASES))
+    _used: "queue.Queue[str]" = field(default_factory=queue.Queue[str])
+    _worker: threading.Thread | None = None
+    _closing: threading.Event = field(default_factory=threading.Event)
 
     def create_database(self, *, empty: bool = False) -> str:
         """A database of its own, migrated unless `empty`; its connection string."""
+        if empty:
+            return self._copy("template0")
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._work, name="databases", daemon=True)
+            self._worker.start()
+        made = self._spare.get(timeout=WAIT_S)
+        assert made is not None, "the server refuses to copy its template; its log says why"
+        return made
+
+    def give_back(self, dsn: str) -> None:
+        """It will be dropped, whoever is still connected then."""
+        self._used.put(dsn)
+
+    def close(self, *, drop: bool) -> None:
+        """End the worker; `drop` what is left where the server itself stays."""
+        self._closing.set()
+        with contextlib.suppress(queue.Empty):
+            while True:  # makes room, so that the worker sees that we close
+                self._used.put(self._spare.get_nowait() or "")
+        if self._worker is not None:
+            self._worker.join(WAIT_S)
+        while drop:
+            try:
+                self._drop(self._used.get_nowait())
+            except queue.Empty:
+                break
+
+    def _work(self) -> None:
+        # Copying and dropping take longer than most tests do, so both are done while a test runs.
+        while not self._closing.is_set():
+            try:
+                made = self._copy(self.template)
+                self._spare.put(made)
+                # Each drop asks for a checkpoint; in a burst only the first one has something to write.
+                if self._used.qsize() > _USED_DATABASES:
+                    for _ in range(_USED_DATABASES):
+                        self._drop(self._used.get_nowait())
+            except psycopg.Error:
+                self._spare.put(None)
+                return
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._used.put(self._spare.get_nowait() or "")
+
+    def _copy(self, template: str) -> str:
         name = f"test_{secrets.token_hex(6)}"
-        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY {}").format(
-            sql.Identifier(name), sql.Identifier("template0" if empty else self.template), sql.SQL("wal_log")
+        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY wal_log").format(
+            sql.Identifier(name), sql.Identifier(template)
         )
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(statement)
         return make_conninfo(self.url, dbname=name)
 
-    def drop_database(self, dsn: str) -> None:
-        """Drop it, whoever is still connected."""
-        name = str(conninfo_to_dict(dsn)["dbname"])
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+    def _drop(self, dsn: str) -> None:
+        if dsn:
+            name = str(conninfo_to_dict(dsn)["dbname"])
+            with psycopg.connect(self.url, autocommit=True) as connection:
+                connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @contextlib.contextmanager
@@ -73,15 +128,18 @@ def postgres_server() -> Generator[PostgresServer]:
         try:
             yield _with_template(server)
         finally:
-            server.drop_database(make_conninfo(given, dbname=server.template))
+            server.give_back(make_conninfo(given, dbname=server.template))
+            server.close(drop=True)
         return
     with private_directory() as directory:
         embedded = embedded_at(directory)
         embedded.start_blocking()
+        server = PostgresServer(embedded.url("postgres"), "tk_template")
         try:
-            yield _with_template(PostgresServer(embedded.url("postgres"), "tk_template"))
+            yield _with_template(server)
         finally:
-            embedded.stop_blocking()
+            server.close(drop=False)
+            throw_away(embedded)
 
 
 @contextlib.contextmanager
@@ -102,6 +160,13 @@ def embedded_at(directory: Path, **settings: str) -> EmbeddedPostgres:
     )
 
 
+def throw_away(embedded: EmbeddedPostgres) -> None:
+    """End a server whose directory goes with it: without the checkpoint of a clean stop."""
+    if embedded.postmaster is not None:
+        kill(embedded.postmaster, signal.SIGQUIT)
+    embedded.stop_blocking()
+
+
 def sweep() -> None:
     """End what a test session left that was killed: a server without a supervisor in a directory of ours."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
@@ -112,7 +177,7 @@ def sweep() -> None:
                 continue
             left = embedded_at(directory)
             left.start_blocking()
-            left.stop_blocking()
+            throw_away(left)
         except Exception:  # noqa: S112 - somebody else sweeps or works there; it is theirs
             continue
         shutil.rmtree(directory, ignore_errors=True)

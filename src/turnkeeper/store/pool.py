@@ -5,6 +5,7 @@ Limits are sent as connection options, not by SET, so that no connection can be 
 """
 
 import contextlib
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
@@ -25,6 +26,11 @@ IDLE_IN_TRANSACTION_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10
 # How long a caller waits for a free connection before it hears that there is none.
 POOL_WAIT_S: Final = 10.0
+# The pool's own tries back off the longer an outage lasts. Short, so that after it a caller's request tries at once.
+_RECONNECT_S: Final = 3.0
+
+# The pool tells of failed tries on this logger; callers get them as `DatabaseUnavailable`.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class _UuidText(Loader):
@@ -116,6 +122,7 @@ async def open_database(
         min_size=min_size,
         max_size=max_size,
         timeout=pool_wait_s,
+        reconnect_timeout=_RECONNECT_S,
         kwargs={"autocommit": True, "context": context},
         configure=_configure,
         open=False,

@@ -176,6 +176,23 @@ class Tx(Reader):
         return sql
 
 
+class _DeadConnection(Exception):  # noqa: N818 - never leaves this module
+    """A pooled connection turned out to be dead before anything was done with it."""
+
+
+@contextlib.asynccontextmanager
+async def _begun(connection: Connection) -> AsyncGenerator[None]:
+    begun = False
+    try:
+        async with connection.transaction():
+            begun = True
+            yield
+    except psycopg.OperationalError as error:
+        if not begun and connection.closed:
+            raise _DeadConnection(type(error).__name__) from None
+        raise
+
+
 class Database:
     """The pool and the rules of using it. `place` names host and database for messages, without secrets."""
 
@@ -189,42 +206,28 @@ class Database:
         """Run `work` in one transaction and return what it returned, after the commit.
 
         `name` is for metrics, lock order and messages. `work` may run up to `retries` more times. Errors:
-        `DatabaseUnavailable` (with `outcome_unknown` where the connection was lost during COMMIT, or raised by a caller's
-        cancellation: then too the outcome is unknown), `ConstraintViolation`, and whatever `work` raises, which rolls
-        back. Opening a transaction inside another is refused: two connections held by one task exhaust a pool.
+        `DatabaseUnavailable` (with `outcome_unknown` where the connection was lost during COMMIT; a caller that is
+        cancelled during it does not know the outcome either), `ConstraintViolation`, and whatever `work` raises, which
+        rolls back. Opening a transaction inside another is refused: tasks that hold two connections exhaust a pool.
         """
         self._refuse_nested(name)
         with self._measured(name):
-            tries = 0
-            while True:
-                try:
-                    result, callbacks = await self._attempt(name, work)
-                    break
-                except psycopg.Error as error:
-                    if not is_retryable(error) or tries >= retries:
-                        raise translate(error, self.place, doing=name) from None
-                    tries += 1
-                    _retries.labels(name).inc()
-                    _log.info("transaction_retried", transaction=name, tries=tries, sqlstate=error.sqlstate)
-                bound = min(_BACKOFF_S * 2**tries, _BACKOFF_S_MAX)
-                await self._clock.sleep(jitter(0, bound))
+            result, callbacks = await self._over_dead_connections(lambda: self._with_retries(name, work, retries))
         await self._call_back(name, callbacks)
         return result
 
     async def read(self, name: str, work: Callable[[Reader], Awaitable[T]]) -> T:
-        """Run single statements, each for itself, on one connection. They see what is committed when each starts."""
+        """Run single statements, each for itself, on one connection. They see what is committed when each starts.
+
+        `work` may run again on another connection if the first turns out to be dead. Errors: `DatabaseUnavailable`.
+        """
         self._refuse_nested(name)
         with self._measured(name):
-            try:
-                async with self._connection(name) as connection:
-                    reader = Reader(name, connection)
-                    try:
-                        with transaction_open(name):
-                            return await work(reader)
-                    finally:
-                        reader.close()
-            except psycopg.Error as error:
-                raise translate(error, self.place, doing=name) from None
+            return await self._over_dead_connections(lambda: self._read_once(name, work))
+
+    def pool_stats(self) -> dict[str, int]:
+        """The pool's numbers: `pool_size`, `pool_available`, `requests_waiting`, and more as psycopg names them."""
+        return self._pool.get_stats()
 
     @contextlib.contextmanager
     def observe_locks(self, observer: LockObserver) -> Generator[None]:
@@ -239,28 +242,67 @@ class Database:
         """Close every connection. Idempotent."""
         await self._pool.close()
 
+    async def _over_dead_connections(self, go: Callable[[], Awaitable[T]]) -> T:
+        """After a restart of the server every pooled connection is dead, and each says so only when it is used."""
+        for _ in range(self._pool.max_size):
+            try:
+                return await go()
+            except _DeadConnection:
+                continue
+        try:
+            return await go()
+        except _DeadConnection as error:
+            raise DatabaseUnavailable(
+                f"connections to {self.place} are lost as soon as they are used: {error}"
+            ) from None
+
+    async def _with_retries(
+        self, name: str, work: Callable[[Tx], Awaitable[T]], retries: int
+    ) -> tuple[T, list[AfterCommit]]:
+        tries = 0
+        while True:
+            try:
+                return await self._attempt(name, work)
+            except psycopg.Error as error:
+                if not is_retryable(error) or tries >= retries:
+                    raise translate(error, self.place, doing=name) from None
+                tries += 1
+                _retries.labels(name).inc()
+                _log.info("transaction_retried", transaction=name, tries=tries, sqlstate=error.sqlstate)
+            await self._clock.sleep(jitter(0, min(_BACKOFF_S * 2**tries, _BACKOFF_S_MAX)))
+
     async def _attempt(self, name: str, work: Callable[[Tx], Awaitable[T]]) -> tuple[T, list[AfterCommit]]:
         committing = False
-        try:
-            async with self._connection(name) as connection:
-                tx = Tx(name, connection, self._observer)
-                try:
-                    async with connection.transaction():
-                        with transaction_open(name):
-                            result = await work(tx)
-                            await tx.flush_signals()
-                        tx.close()
-                        committing = True
-                finally:
+        async with self._connection(name) as connection:
+            tx = Tx(name, connection, self._observer)
+            try:
+                async with _begun(connection):
+                    with transaction_open(name):
+                        result = await work(tx)
+                        await tx.flush_signals()
                     tx.close()
-        except psycopg.OperationalError as error:
-            if committing and error.sqlstate is None:
-                raise DatabaseUnavailable(
-                    f"{name}: connection lost during COMMIT ({self.place}); it may have been committed",
-                    outcome_unknown=True,
-                ) from None
-            raise
+                    committing = True
+            except psycopg.OperationalError:
+                if committing and connection.closed:
+                    line = f"{name}: connection lost during COMMIT ({self.place}); it may have been committed"
+                    raise DatabaseUnavailable(line, outcome_unknown=True) from None
+                raise
+            finally:
+                tx.close()
         return result, tx.take_after_commit()
+
+    async def _read_once(self, name: str, work: Callable[[Reader], Awaitable[T]]) -> T:
+        async with self._connection(name) as connection:
+            reader = Reader(name, connection)
+            try:
+                with transaction_open(name):
+                    return await work(reader)
+            except psycopg.Error as error:
+                if connection.closed:
+                    raise _DeadConnection(type(error).__name__) from None
+                raise translate(error, self.place, doing=name) from None
+            finally:
+                reader.close()
 
     @contextlib.asynccontextmanager
     async def _connection(self, name: str) -> AsyncGenerator[Connection]:
