@@ -17,6 +17,7 @@ from agents.acp_client import Answerer, Drive, by_kind, drive
 from e2e.agents.install import Missing
 from e2e.agents.real_agent import NAMES, RealAgent, real_agent
 from e2e.model_server import ModelServer, model_server
+from turnkeeper.domain.agent import AgentDefinition, parse_definition
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(240)]
 
@@ -39,12 +40,17 @@ def agent(request: pytest.FixtureRequest, model: ModelServer) -> RealAgent:
     return found
 
 
+def test_the_product_accepts_it(agent: RealAgent) -> None:
+    """As a definition it is valid, and what it needs is there."""
+    assert isinstance(parse_definition(agent.definition()), AgentDefinition)
+    assert all(Path(path).exists() for path in (agent.command[0], *agent.programs))
+
+
 @contextlib.asynccontextmanager
 async def running(agent: RealAgent, folder: Path, answer: Answerer = ALLOW) -> AsyncGenerator[Drive]:
     """The agent with HOME and cwd below `folder`; both stay for the next process."""
     home = folder / "home"
     (folder / "work").mkdir(exist_ok=True)
-    agent.write_files(home)
     env = {"HOME": str(home), "PATH": os.environ["PATH"], **agent.env}
     home.mkdir(exist_ok=True)
     log = folder / "stderr.log"

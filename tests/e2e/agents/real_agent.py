@@ -5,40 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from e2e.agents.install import Installed, Missing, find
 
 NAMES = ("vibe", "opencode", "claude")
 KEY = "no-secret-key"
 
-VIBE_CONFIG = """\
-active_model = "scripted"
-enable_telemetry = false
-enable_update_checks = false
-enable_auto_update = false
-enable_notifications = false
-
-[[providers]]
-name = "loopback"
-api_base = "{url}/v1"
-api_key_env_var = "LOOPBACK_API_KEY"
-api_style = "openai"
-backend = "generic"
-
-[[models]]
-name = "scripted"
-provider = "loopback"
-alias = "scripted"
-"""
-
 
 @dataclass(frozen=True)
 class RealAgent:
     """One agent, ready to be started by a test.
 
-    `files` are to be written below its HOME before its start; `env` goes on top of HOME and PATH; `programs` are what a
-    sandbox must bind besides /usr. `resumes`: it offers `session/resume`; all of them offer `session/load`.
+    `env` goes on top of HOME and PATH and is its whole configuration: nothing needs to be written into its HOME.
+    `programs` are what a sandbox must bind besides /usr. `resumes`: it offers `session/resume`; all offer `session/load`.
     """
 
     name: str
@@ -46,15 +26,22 @@ class RealAgent:
     command: tuple[str, ...]
     programs: tuple[str, ...]
     env: Mapping[str, str]
-    files: Mapping[str, str]
     resumes: bool
 
-    def write_files(self, home: Path) -> None:
-        """Put its configuration into a HOME."""
-        for name, text in self.files.items():
-            path = home / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+    def definition(self) -> dict[str, Any]:
+        """The agent as a definition of the product; the model is on the host's loopback, hence the network."""
+        kinds = ("read", "search", "think", "edit", "execute")
+        return {
+            "name": self.name,
+            "title": f"{self.name} {self.version}",
+            "command": list(self.command),
+            "programs": list(self.programs),
+            "env": dict(self.env),
+            "network": "host",
+            "can_load": True,
+            "can_resume": self.resumes,
+            "permissions": [{"kind": kind, "action": "allow"} for kind in kinds],
+        }
 
 
 def real_agent(name: str, model_url: str) -> RealAgent | Missing:
@@ -66,14 +53,29 @@ def real_agent(name: str, model_url: str) -> RealAgent | Missing:
 
 
 def vibe(installed: Installed, url: str) -> RealAgent:
-    """Mistral Vibe; VIBE_HOME is HOME/.vibe by itself."""
+    """Mistral Vibe: any field of its config.toml can come by environment, tables as JSON. VIBE_HOME is HOME/.vibe."""
+    provider = {
+        "name": "loopback",
+        "api_base": f"{url}/v1",
+        "api_key_env_var": "LOOPBACK_API_KEY",
+        "api_style": "openai",
+        "backend": "generic",
+    }
     return RealAgent(
         installed.name,
         installed.version,
         installed.command,
         installed.programs,
-        env={"LOOPBACK_API_KEY": KEY},
-        files={".vibe/config.toml": VIBE_CONFIG.format(url=url)},
+        env={
+            "LOOPBACK_API_KEY": KEY,
+            "VIBE_ACTIVE_MODEL": "scripted",
+            "VIBE_PROVIDERS": json.dumps([provider]),
+            "VIBE_MODELS": json.dumps([{"name": "scripted", "provider": "loopback", "alias": "scripted"}]),
+            **{
+                f"VIBE_ENABLE_{switch}": "false"
+                for switch in ("TELEMETRY", "UPDATE_CHECKS", "AUTO_UPDATE", "NOTIFICATIONS")
+            },
+        },
         resumes=False,
     )
 
@@ -101,8 +103,8 @@ def opencode(installed: Installed, url: str) -> RealAgent:
         installed.version,
         installed.command,
         installed.programs,
-        env={f"OPENCODE_DISABLE_{switch}": "1" for switch in switches},
-        files={".config/opencode/opencode.json": json.dumps(config)},
+        env={f"OPENCODE_DISABLE_{switch}": "1" for switch in switches}
+        | {"OPENCODE_CONFIG_CONTENT": json.dumps(config)},
         resumes=True,
     )
 
@@ -123,6 +125,5 @@ def claude(installed: Installed, url: str) -> RealAgent:
             "DISABLE_AUTOUPDATER": "1",
             "DISABLE_TELEMETRY": "1",
         },
-        files={},
         resumes=True,
     )
