@@ -3,8 +3,9 @@
 None of these is an error of ours: somebody asked for something that the facts do not allow.
 """
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -65,7 +66,7 @@ class Invalid:
     code: ProblemCode
     field: str
     detail: str
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Conflict:
 
     code: ProblemCode
     detail: str
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)

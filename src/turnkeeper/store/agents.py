@@ -62,3 +62,10 @@ async def remove_agent(tx: Tx, name: str) -> AgentRow | None:
         (name,),
         as_=AgentRow,
     )
+
+
+async def execution_timeout_s(reader: Reader, name: str) -> float | None:
+    """The agent's own limit for one turn, if its definition has one."""
+    return await reader.fetch_value(
+        "SELECT (definition ->> 'execution_timeout_s')::float8 FROM agents WHERE name = %s", (name,)
+    )

@@ -239,3 +239,22 @@ async def take_stream_numbers(tx: Tx, lease: Lease, *, after: int, upto: int, st
         f"WHERE id = %(attempt)s AND stream_no_last = %(after)s AND {HELD}",
         lease.params(after=after, upto=upto, bytes=stored_bytes),
     )
+
+
+@dataclass(frozen=True)
+class AttemptState:
+    """What a worker is told while it waits."""
+
+    cancel_requested: bool
+    ended: bool
+
+
+async def state_of(reader: Reader, attempt_id: str) -> AttemptState:
+    """Whether the attempt's run was asked to stop, and whether the attempt is over."""
+    row = await reader.fetch_one(
+        "SELECT r.cancel_requested_at IS NOT NULL AS cancel_requested, a.ended_at IS NOT NULL AS ended "
+        "FROM attempts a JOIN runs r ON r.id = a.run_id WHERE a.id = %s",
+        (attempt_id,),
+        as_=AttemptState,
+    )
+    return row or AttemptState(cancel_requested=False, ended=True)

@@ -99,3 +99,10 @@ async def stream_state(reader: Reader, thread_id: str) -> StreamState:
 async def end_of_run(reader: Reader, run_id: str) -> int | None:
     """The number of a run's terminal event, if it is stored."""
     return await reader.fetch_value("SELECT seq FROM events WHERE run_id = %s AND kind = 'end'", (run_id,))
+
+
+async def has_kind(reader: Reader, run_id: str, kind: str) -> bool:
+    """Whether an event of that kind is stored for a run."""
+    return await reader.fetch_value(
+        "SELECT EXISTS (SELECT 1 FROM events WHERE run_id = %s AND kind = %s)", (run_id, kind)
+    )

@@ -1,0 +1,60 @@
+"""`POST jobs/<job>/admit` (F-04): the durable fact, before the prompt is sent, that this run may have reached the agent.
+
+Set where it is NULL, while the run is still `running`. Asking again gives the same receipt. Only then is the prompt sent
+(F-05); from here on only a settlement or a verdict says what became of it.
+"""
+
+from turnkeeper.domain.membership import ActivationState
+from turnkeeper.domain.run import RunStatus
+from turnkeeper.kit.text import clean
+from turnkeeper.services.answers import Refused, RefusedWhy
+from turnkeeper.services.auth import Worker
+from turnkeeper.services.context import Services
+from turnkeeper.services.current import OTHER_ACTIVATION, lock_current
+from turnkeeper.services.leased import LEASE_REFUSED, held, lock_leased, run_leased
+from turnkeeper.store import activations, memberships
+from turnkeeper.store.tx import Tx
+from turnkeeper.wire.worker import AdmissionReceipt, Admit
+
+
+async def admit(s: Services, worker: Worker, request: Admit) -> AdmissionReceipt | Refused:
+    """The receipt. Refused: the worker abandons."""
+
+    async def work(tx: Tx) -> AdmissionReceipt | Refused:
+        leased = await lock_leased(tx, worker, request.lease_generation)
+        if isinstance(leased, Refused):
+            return leased
+        current = await lock_current(tx, leased, request)
+        if isinstance(current, Refused):
+            return current
+        membership, activation = current.membership, current.activation
+        if activation.state == ActivationState.ADMITTED and activation.admitted_at is not None:
+            return AdmissionReceipt(
+                activation=activation.id, job=leased.run.id, fence=activation.fence, admitted_at=activation.admitted_at
+            )
+        if leased.run.status != RunStatus.RUNNING:
+            return Refused(RefusedWhy.CANCELLED, "the run was asked to stop before its prompt was sent")
+        if activation.state != ActivationState.PREPARING or membership.admitted_job_id is not None:
+            return OTHER_ACTIVATION
+        admitted_at = await activations.admit(
+            tx,
+            leased.lease,
+            activation_id=activation.id,
+            fence=activation.fence,
+            native_session=clean(request.native_session),
+        )
+        if admitted_at is None:
+            return LEASE_REFUSED  # it ended between the look and the statement
+        await held(
+            tx,
+            leased.lease,
+            await memberships.admit(
+                tx, leased.lease, membership_id=membership.id, activation_id=activation.id, fence=activation.fence
+            ),
+            "admitted membership",
+        )
+        return AdmissionReceipt(
+            activation=activation.id, job=leased.run.id, fence=activation.fence, admitted_at=admitted_at
+        )
+
+    return await run_leased(s, "admit", work)

@@ -1,0 +1,107 @@
+"""Making waiting runs claimable, and taking them out again (D-01; protocol 3).
+
+Whoever changes a fact of readiness holds the scope lock and the owner's row, and calls `recompute` before it stores its
+events. The owner's row orders everybody who gives out the owner's room. What becomes free for *another* scope is given
+out by a transaction of its own after the commit: a second scope lock in one transaction could deadlock.
+"""
+
+from dataclasses import dataclass
+
+from turnkeeper.domain.dispatch import ConversationState, DispatchFacts, Ready, ready
+from turnkeeper.domain.errors import InvariantViolation, Language
+from turnkeeper.domain.membership import MembershipState
+from turnkeeper.domain.run import RunKind, RunStatus
+from turnkeeper.services.context import Services
+from turnkeeper.store import dispatch as statements
+from turnkeeper.store.dispatch import WaitingRun
+from turnkeeper.store.locks import lock_owner, lock_scope
+from turnkeeper.store.signals import READY
+from turnkeeper.store.tx import Tx
+
+
+@dataclass(frozen=True)
+class OwnerRow:
+    """What a use case needs of an owner; locked at rank 1."""
+
+    uid: str
+    language: str
+    tree_room: int
+
+    @property
+    def tongue(self) -> Language:
+        """The owner's language."""
+        return Language(self.language)
+
+
+async def lock_line(tx: Tx, scope: str, uid: str) -> OwnerRow:
+    """Ranks 0 and 1, in this order, of whatever may set `ready_at` or take a Workdir hold."""
+    await lock_scope(tx, scope)
+    owner = await lock_owner(tx, uid, OwnerRow)
+    if owner is None:
+        raise InvariantViolation(f"owner {uid} of scope {scope} does not exist")
+    return owner
+
+
+async def recompute(tx: Tx, scope: str, owner: OwnerRow) -> None:
+    """Set `ready_at` of the scope's waiting runs to what the facts say. Before any event is stored: runs are rank 2."""
+    waiting = await statements.waiting_runs(tx, scope)
+    if not waiting:
+        return
+    trees = await statements.trees_of_owner(tx, owner.uid)
+    leaving = [run for run in waiting if run.is_ready and not isinstance(ready(_facts(run, owner_room=True)), Ready)]
+    if leaving:
+        await statements.clear_ready(tx, [run.id for run in leaving])
+        trees -= {run.root_run_id for run in leaving}
+    for run in waiting:
+        if run.is_ready:
+            continue
+        has_room = run.root_run_id in trees or len(trees) < owner.tree_room
+        if isinstance(ready(_facts(run, owner_room=has_room)), Ready):
+            trees.add(run.root_run_id)
+            if await statements.set_ready(tx, run.id, run.provisioner):
+                tx.notify(READY)
+
+
+def dispatch_others_after(tx: Tx, s: Services, uid: str) -> None:
+    """After the commit, give out what room this transaction may have left to the owner's other scopes."""
+
+    async def give_out() -> None:
+        await dispatch_owner(s, uid)
+
+    tx.after_commit(give_out)
+
+
+async def dispatch_owner(s: Services, uid: str) -> int:
+    """Recompute the owner's scopes that wait and have nothing ready or live, the longest waiting first; how many."""
+    scopes = await s.db.read("dispatch.waiting", lambda r: statements.scopes_waiting_for_room(r, uid, _SCOPES_MAX))
+    for scope in scopes:
+        await dispatch_scope(s, scope, uid)
+    return len(scopes)
+
+
+async def dispatch_scope(s: Services, scope: str, uid: str) -> None:
+    """Recompute one scope in a transaction of its own."""
+
+    async def work(tx: Tx) -> None:
+        owner = await lock_line(tx, scope, uid)
+        await recompute(tx, scope, owner)
+
+    await s.db.run("dispatch", work)
+
+
+_SCOPES_MAX = 100
+
+
+def _facts(run: WaitingRun, *, owner_room: bool) -> DispatchFacts:
+    return DispatchFacts(
+        status=RunStatus.PENDING,
+        kind=RunKind(run.kind),
+        cancel_requested=run.cancel_requested,
+        heads_line=run.heads_line,
+        conversation=ConversationState(run.conversation),
+        queue_paused=run.queue_paused,
+        membership=None if run.membership is None else MembershipState(run.membership),
+        cleanup_pending=run.cleanup_pending,
+        other_tree_live=run.other_tree_live,
+        owner_room=owner_room,
+    )

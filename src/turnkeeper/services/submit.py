@@ -1,0 +1,97 @@
+"""A message of an owner becomes a waiting run: message, run, events, `ready_at` and wake-up in one transaction."""
+
+from turnkeeper.domain.errors import InvariantViolation, ProblemCode
+from turnkeeper.domain.run import DeliveryStatus, RunStatus
+from turnkeeper.kit.ids import is_id, new_id
+from turnkeeper.kit.text import clean
+from turnkeeper.services.answers import Conflict, Invalid, Mismatch, NotFound
+from turnkeeper.services.auth import Owner
+from turnkeeper.services.context import Services
+from turnkeeper.services.conversations import NO_CONVERSATION
+from turnkeeper.services.dispatch import lock_line, recompute
+from turnkeeper.services.idempotency import IdempotencyKey, once
+from turnkeeper.services.publish import Outbox
+from turnkeeper.services.views import message_of, run_of
+from turnkeeper.store import conversations, messages, run_views, runs
+from turnkeeper.store.tx import Tx
+from turnkeeper.wire.public import NewMessage, Submitted
+
+SubmitResult = Submitted | NotFound | Invalid | Conflict | Mismatch
+
+
+async def submit(
+    s: Services, owner: Owner, thread_id: str, request: NewMessage, idem: IdempotencyKey | None = None
+) -> SubmitResult:
+    """The message and its run. `Conflict`: the conversation is closed or lost, or its queue is full."""
+    text = clean(request.text)
+    refused = _fault(s, text)
+    if refused is not None:
+        return refused
+    if not is_id(thread_id):
+        return NO_CONVERSATION
+    # Owner and scope of a conversation never change, so they may be read before the locks.
+    scope = await s.db.read("submit.scope", lambda r: conversations.scope_of(r, owner.uid, thread_id))
+    if scope is None:
+        return NO_CONVERSATION
+
+    async def work(tx: Tx) -> SubmitResult:
+        return await once(tx, owner.uid, idem, Submitted, lambda: _submit(tx, s, owner, thread_id, scope, text))
+
+    return await s.db.run("submit", work)
+
+
+def _fault(s: Services, text: str) -> Invalid | None:
+    if not text.strip():
+        return Invalid(ProblemCode.EMPTY_PROMPT, "text", "the message is empty; write at least one character")
+    size = len(text.encode("utf-8"))
+    if size > s.limits.prompt_bytes_max:
+        return Invalid(
+            ProblemCode.PROMPT_TOO_LARGE,
+            "text",
+            f"the message has {size} bytes; at most {s.limits.prompt_bytes_max} are allowed",
+            {"size_bytes": size, "size_bytes_max": s.limits.prompt_bytes_max},
+        )
+    return None
+
+
+async def _submit(tx: Tx, s: Services, owner: Owner, thread_id: str, scope: str, text: str) -> SubmitResult:
+    locked = await lock_line(tx, scope, owner.uid)
+    conversation = await conversations.get_conversation(tx, thread_id)
+    if conversation is None or conversation.kind != "chat":
+        return NO_CONVERSATION
+    if conversation.state != "open":
+        code = ProblemCode.CONVERSATION_LOST if conversation.state == "lost" else ProblemCode.CONVERSATION_CLOSED
+        return Conflict(code, f"conversation {thread_id} is {conversation.state}; start a new one")
+    if await runs.waiting_count(tx, thread_id) >= s.limits.queue_max:
+        return Conflict(
+            ProblemCode.QUEUE_FULL,
+            f"{s.limits.queue_max} messages wait in this conversation already, which is the limit",
+        )
+    run = await runs.insert_chat(
+        tx,
+        run_id=new_id(),
+        thread_id=thread_id,
+        uid=owner.uid,
+        agent=conversation.agent,
+        request_id=new_id(),
+        prompt=text,
+    )
+    message = await messages.insert_message(
+        tx,
+        message_id=new_id(),
+        thread_id=thread_id,
+        run_id=run.id,
+        role="owner",
+        text=text,
+        delivery=DeliveryStatus.QUEUED,
+    )
+    await conversations.touch_conversation(tx, thread_id)
+    await recompute(tx, scope, locked)
+    view = await run_views.get_view(tx, owner.uid, run.id)
+    if view is None:
+        raise InvariantViolation(f"run {run.id} was inserted and is not there")
+    outbox = Outbox()
+    outbox.message(thread_id, run.id, message_id=message.id, role=message.role, text=message.text)
+    outbox.run(thread_id, run.id, RunStatus.PENDING.value, ready=view.ready)
+    await outbox.flush(tx)
+    return Submitted(message=message_of(message), run=run_of(view, owner))

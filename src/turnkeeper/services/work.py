@@ -1,0 +1,28 @@
+"""`GET work`: a host waits for a sign of work. The answer is only *maybe*: the claim decides."""
+
+from turnkeeper.services.context import Services
+from turnkeeper.store import hosts, runs
+from turnkeeper.store.signals import READY_TOPIC
+from turnkeeper.store.tx import Reader
+from turnkeeper.wire.worker import WORK_WAIT_S_MAX, Work
+
+REPAIR_S = 2.0
+"""A lost signal costs at most this (F04, protocol 3)."""
+
+
+async def wait_for_work(s: Services, host: str, *, wait_s: float) -> Work:
+    """Returns as soon as a ready run exists that fits the host's provisioner, at the latest after `wait_s`."""
+    end = s.clock.monotonic() + min(max(wait_s, 0.0), WORK_WAIT_S_MAX)
+
+    async def look(reader: Reader) -> bool:
+        known = await hosts.get_host(reader, host)
+        return known is not None and await runs.any_ready(reader, provisioner=known.provisioner)
+
+    with s.bus.subscribe(READY_TOPIC) as woken:
+        while True:
+            if await s.db.read("work", look):
+                return Work(maybe=True)
+            left = end - s.clock.monotonic()
+            if left <= 0:
+                return Work(maybe=False)
+            await woken.wait(min(left, REPAIR_S))
