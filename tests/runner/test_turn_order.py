@@ -1,8 +1,7 @@
 """The order of a turn (protocol.md section 4)."""
 
 from runner.driving import run_turn
-from runner.peers import ACTIVATION_TOKEN, PROVISIONER_TOKEN, Peers
-from turnkeeper.wire.canonical import canonical_sha256
+from runner.peers import Peers
 
 
 def test_the_steps_come_in_their_order(peers: Peers) -> None:

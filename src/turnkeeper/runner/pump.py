@@ -74,6 +74,7 @@ class EventPump:
         self._gone: StreamGone | None = None
         self._dead = False  # the control plane takes no events of this attempt any more
         self._stopped = threading.Event()
+        self._ending = threading.Event()  # no batch waits for company any more
         self._news = threading.Event()
         self._progress = threading.Event()
         self._managers: list[Manager] = []
@@ -90,6 +91,7 @@ class EventPump:
     def stop(self) -> None:
         """End both threads; open requests to the sandbox are cut, and a batch on its way is waited for briefly."""
         self._stopped.set()
+        self._ending.set()
         self._news.set()
         with self._lock:
             managers = list(self._managers)
@@ -165,6 +167,7 @@ class EventPump:
                     self._keep(line, size_bytes)
             if line.last:
                 self._last = line
+                self._ending.set()
         self._news.set()
         if line.last:
             self._on_news()
@@ -195,8 +198,8 @@ class EventPump:
                     self._clock.wait(self._news, 3600)
                 continue
             pause_s = next_at - self._clock.monotonic()
-            if pause_s > 0:
-                self._clock.wait(self._stopped, pause_s)
+            if pause_s > 0 and self.last is None:
+                self._clock.wait(self._ending, pause_s)
                 batch = self._next_batch()
             next_at = self._clock.monotonic() + BATCH_INTERVAL_S
             if self._send(batch, failures):

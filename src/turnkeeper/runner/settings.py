@@ -19,7 +19,8 @@ class HostSettings:
     """`data` is the data directory; the host's own state lies in `host/<name>` below it.
 
     `provisioner` names the provisioner that this host's sandboxes come from, and is shown to operators; workers reach
-    it at `provisioner_url` unless the execution spec names another address. `child_log` None: children write their log
+    it at `provisioner_url` unless the execution spec names another address. `lease_ttl_s` is the lifetime that claims ask
+    for; None leaves it to the control plane. `child_log` None: children write their log
     to the host's own stderr.
     """
 
@@ -34,6 +35,7 @@ class HostSettings:
     spares: int = SPARES_DEFAULT
     timing: Timing = field(default_factory=Timing)
     limits: Limits = field(default_factory=Limits)
+    lease_ttl_s: int | None = None
     log_level: str = "info"
     child_log: Path | None = None
 

@@ -1,0 +1,138 @@
+"""Spare children: started ahead, so that a turn finds one that has imported everything.
+
+A launch that fails makes the host stop claiming and lengthens the pause to the next try step by step (H-06). Spares are
+retired when they are old, and when the installed product or the environment for children has changed.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from turnkeeper.kit.clock import Clock
+from turnkeeper.kit.ids import jitter
+from turnkeeper.kit.log import Logger
+from turnkeeper.runner.launch import Child, fingerprint, start_child
+from turnkeeper.runner.settings import ChildSettings, HostSettings
+
+READY_TIMEOUT_S: Final = 30.0
+REFILL_DELAY_S: Final = 0.25
+"""A new spare is started a little after one was taken: Python's start would compete with the turn for the processor."""
+LOOK_S: Final = 10.0
+BACKOFF_STEPS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_JITTER: Final = (0.8, 1.2)
+
+
+class Nursery:
+    """`on_change` is called when launching begins to fail or works again."""
+
+    def __init__(self, settings: HostSettings, clock: Clock, log: Logger, on_change: Callable[[], None]) -> None:
+        self._settings = settings
+        self._told = ChildSettings.of(settings)
+        self._clock = clock
+        self._log = log
+        self._on_change = on_change
+        self._spares: list[Child] = []
+        self._failures = 0
+        self._launch_error: str | None = None
+        self._taken = asyncio.Event()
+        self._works = asyncio.Event()
+        self._works.set()
+
+    @property
+    def launch_error(self) -> str | None:
+        """Why children cannot be started at the moment; None: they can."""
+        return self._launch_error
+
+    async def wait_works(self) -> None:
+        """Wait until children can be started."""
+        await self._works.wait()
+
+    def take(self) -> Child | None:
+        """A spare that is ready, if there is one."""
+        self._drop_unfit()
+        ready = next((child for child in self._spares if child.ready), None)
+        if ready is not None:
+            self._spares.remove(ready)
+            self._taken.set()
+        return ready
+
+    async def start_now(self) -> Child:
+        """A child that is not ready yet, for a turn that found no spare. `OSError` where none can be started."""
+        try:
+            child = start_child(self._clock, self._settings.child_log)
+        except OSError as error:
+            self._note_failure(f"a child cannot be started: {error.strerror or error}")
+            raise
+        await child.greet(self._told)
+        return child
+
+    def note_failed_start(self, status: int | None) -> None:
+        """A child that was started for a turn ended before it said anything."""
+        self._note_failure(f"a child ended with {status} before it was ready")
+
+    async def run(self) -> None:
+        """Keep the spares up until it is cancelled; then end them."""
+        try:
+            while True:
+                self._taken.clear()
+                self._drop_unfit()
+                # While launching fails one is tried also where no spares are wanted: its success says that it works.
+                wanted = max(self._settings.spares, 1 if self._failures else 0)
+                if len(self._spares) >= wanted:
+                    await self._wait_taken()
+                elif not await self._add_spare():
+                    await self._clock.sleep(self._pause_s())
+        finally:
+            for child in self._spares:
+                child.dismiss()
+            self._spares.clear()
+
+    async def _wait_taken(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self._taken.wait()
+            await self._clock.sleep(REFILL_DELAY_S)
+
+    async def _add_spare(self) -> bool:
+        try:
+            child = await self.start_now()
+        except OSError:
+            return False
+        if await child.wait_ready(READY_TIMEOUT_S):
+            self._spares.append(child)
+            self._log.debug("spare_ready", pid=child.process.pid)
+            self._note_success()
+            return True
+        status = child.exit_status
+        why = "was not ready in time" if status is None else f"ended with {status} before it was ready"
+        child.dismiss()
+        child.kill()
+        self._note_failure(f"a child {why}")
+        return False
+
+    def _drop_unfit(self) -> None:
+        now, current = self._clock.monotonic(), fingerprint()
+        for child in list(self._spares):
+            old = now - child.started_at >= self._settings.limits.spare_age_s
+            if child.exit_status is not None or old or child.fingerprint != current:
+                self._spares.remove(child)
+                child.dismiss()
+
+    def _pause_s(self) -> float:
+        step = BACKOFF_STEPS_S[min(self._failures, len(BACKOFF_STEPS_S)) - 1]
+        return step * jitter(*_JITTER)
+
+    def _note_failure(self, why: str) -> None:
+        self._failures += 1
+        self._launch_error = why
+        self._works.clear()
+        self._log.error("child_launch_failed", why=why, failures=self._failures)
+        self._on_change()
+
+    def _note_success(self) -> None:
+        if self._failures:
+            self._log.info("child_launch_recovered", failures=self._failures)
+            self._failures, self._launch_error = 0, None
+            self._works.set()
+            self._on_change()
