@@ -35,6 +35,9 @@ class Kind(StrEnum):
     RUN = "run"
 
 
+_KINDS: Final = {kind.value: kind for kind in Kind}
+
+
 @dataclass(frozen=True)
 class Topic:
     """What a waiter waits for. `id` is the conversation of `events`, the run of `run`, empty for `ready`."""
@@ -83,9 +86,9 @@ def run_signal(run_id: str) -> Signal:
 def parse(payload: str) -> Signal | None:
     """The signal of a NOTIFY payload; None for anything that we did not write."""
     parts = payload.split(" ")
-    if len(parts) != 3 or not parts[2].isdecimal() or parts[0] not in Kind:
+    if len(parts) != 3 or not parts[2].isdecimal() or parts[0] not in _KINDS:
         return None
-    return Signal(Topic(Kind(parts[0]), parts[1]), int(parts[2]))
+    return Signal(Topic(_KINDS[parts[0]], parts[1]), int(parts[2]))
 
 
 class Subscription:
