@@ -103,10 +103,10 @@ def _level(value: object) -> Literal["debug", "info", "warning", "error"]:
 
 
 def _limits(value: object) -> SandboxLimits:
-    known = {f.name: type(f.default) for f in fields(SandboxLimits)}
-    given = _object(value, "limits", set(), set(known))
+    defaults = asdict(SandboxLimits())
+    given = _object(value, "limits", set(), set(defaults))
     for name, number in given.items():
         fits = isinstance(number, int | float) and not isinstance(number, bool) and number > 0
-        if not fits or (known[name] is int and not isinstance(number, int)):
+        if not fits or (isinstance(defaults[name], int) and not isinstance(number, int)):
             raise SandboxStartError(f"limits.{name} must be a positive number; got {number!r}")
     return SandboxLimits(**given)
