@@ -203,7 +203,7 @@ def test_importing_is_cheap_and_rich_is_left_alone() -> None:
         "log = get_logger('x')\n"
         "assert 'structlog' not in sys.modules and 'rich' not in sys.modules, 'too early'\n"
         "configure('x'); log.info('e')\n"
-        "assert 'rich' not in sys.modules, 'rich was imported'\n"
+        "assert not [name for name in sys.modules if name.split('.')[0] == 'rich'], 'rich was imported'\n"
         "import rich.console\n"
         "log.info('f')\n"
     )

@@ -103,6 +103,22 @@ def test_a_storm_of_signals_neither_deadlocks_nor_is_lost() -> None:
     assert done.stdout == "done\n", done.stderr
 
 
+def test_a_signal_that_arrives_under_the_flags_own_lock() -> None:
+    """The handler runs in the thread that holds the lock: one that took it would never come back."""
+    code = (
+        "import os, signal\n"
+        "from turnkeeper.kit.stop import StopSignal\n"
+        "stop = StopSignal()\n"
+        "with stop.on_signals(signal.SIGTERM):\n"
+        "    with stop._lock:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    assert stop.wait(10)\n"
+        "print('done')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == "done\n", done.stderr
+
+
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_signal_ends_a_process_that_waits_in_a_loop(loop: str) -> None:
     """With asyncio's own loop and with uvloop: the handler runs although the loop sleeps."""
