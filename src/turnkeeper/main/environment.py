@@ -78,11 +78,12 @@ def read_secret_file(path: Path, setting: str) -> str:
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """Where a server listens: a TCP address, or a Unix socket."""
+    """Where a server listens: a TCP address, a Unix socket, or a descriptor that listens already."""
 
     host: str | None = None
     port: int | None = None
     socket_path: Path | None = None
+    descriptor: int | None = None
 
     @property
     def url(self) -> str:
@@ -94,7 +95,9 @@ class ListenAddress:
 
 
 def parse_listen(text: str, setting: str) -> ListenAddress:
-    """`host:port`, `[v6]:port`, or `unix:/path`."""
+    """`host:port`, `[v6]:port`, `unix:/path`, or `fd:N` for a descriptor that the starter listens on."""
+    if text.startswith("fd:") and text.removeprefix("fd:").isdecimal():
+        return ListenAddress(descriptor=int(text.removeprefix("fd:")))
     if text.startswith("unix:"):
         path = Path(text.removeprefix("unix:"))
         if not path.is_absolute():

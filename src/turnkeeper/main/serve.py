@@ -1,40 +1,10 @@
 """Runs one ASGI application on one address until the process is told to stop."""
 
-import errno
-import socket
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import uvicorn
-
-from turnkeeper.domain.errors import SettingRefused
-from turnkeeper.kit.sockets import bind_unix
-from turnkeeper.main.environment import ListenAddress
-
-BACKLOG = 1024
-
-
-def bind(address: ListenAddress, setting: str) -> socket.socket:
-    """A bound socket, before anything else is started: a port in use stops the start, with one line."""
-    if address.socket_path is not None:
-        try:
-            return bind_unix(address.socket_path)
-        except OSError as error:
-            raise SettingRefused(f"{setting}: cannot listen on {address.socket_path} ({error.strerror})") from error
-    family = socket.AF_INET6 if address.host and ":" in address.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((address.host or "127.0.0.1", address.port or 0))
-        # Listening now, not when the server starts: of two starts at the same moment one must lose here.
-        sock.listen(BACKLOG)
-    except (OSError, socket.gaierror) as error:
-        sock.close()
-        why = "it is in use" if getattr(error, "errno", None) == errno.EADDRINUSE else str(error.strerror)
-        raise SettingRefused(
-            f"{setting}: cannot listen on {address.host}:{address.port} ({why}); choose another"
-        ) from error
-    return sock
 
 
 class Server(uvicorn.Server):
@@ -45,19 +15,17 @@ class Server(uvicorn.Server):
 
     def capture_signals(self) -> Any:
         """Nothing: see the class."""
-        import contextlib
-
         return contextlib.nullcontext()
 
 
-def make_server(app: Callable[..., Awaitable[None]], *, shutdown_s: int) -> Server:
+def make_server(app: Callable[..., Awaitable[None]], *, shutdown_s: int, lifespan: bool = False) -> Server:
     """A server that gives open requests `shutdown_s` when it is stopped. Access logs are the application's own."""
     config = uvicorn.Config(
         app,
         loop="uvloop",
         http="httptools",
         ws="none",
-        lifespan="off",
+        lifespan="on" if lifespan else "off",
         log_config=None,
         access_log=False,
         server_header=False,

@@ -1,0 +1,56 @@
+"""`turnkeeper db`."""
+
+import os
+
+import click
+
+from turnkeeper.cli.output import json_option, print_json
+
+
+def _dsn(given: str | None) -> str:
+    dsn = given or os.environ.get("DATABASE_URL")
+    if not dsn:
+        raise click.UsageError(
+            "no database: set DATABASE_URL or give --database (`turnkeeper up` brings its own and upgrades it)"
+        )
+    return dsn
+
+
+database_option = click.option("--database", metavar="URL", default=None, help="PostgreSQL URL; default: DATABASE_URL.")
+
+
+@click.group(epilog="Example: DATABASE_URL=postgresql://tk@db/tk turnkeeper db check")
+def db() -> None:
+    """Upgrade or check the database."""
+
+
+@db.command(epilog="Example: DATABASE_URL=postgresql://tk@db/tk turnkeeper db upgrade")
+@database_option
+@json_option
+def upgrade(database: str | None, as_json: bool) -> None:
+    """Bring the schema to this release. Running it again changes nothing."""
+    from turnkeeper.main.database import upgrade_database
+
+    revision = upgrade_database(_dsn(database))
+    if as_json:
+        print_json({"revision": revision})
+    else:
+        click.echo(f"schema revision {revision}")
+
+
+@db.command(epilog="Example: DATABASE_URL=postgresql://tk@db/tk turnkeeper db check --json")
+@database_option
+@json_option
+def check(database: str | None, as_json: bool) -> int:
+    """Say whether the product would start on this database: version, durability, schema. Exit status 1 if not."""
+    from turnkeeper.main.database import check_database
+
+    findings = check_database(_dsn(database))
+    if as_json:
+        print_json({"ok": not findings, "findings": findings})
+    else:
+        for line in findings:
+            click.echo(line)
+        if not findings:
+            click.echo("ok")
+    return 1 if findings else 0

@@ -1,0 +1,46 @@
+"""`turnkeeper up`."""
+
+from pathlib import Path
+
+import click
+
+from turnkeeper.cli.output import json_option
+
+
+@click.command(epilog="Example: turnkeeper up --data ./turnkeeper-data --port 8420")
+@click.option(
+    "--data",
+    envvar="TURNKEEPER_DATA",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Data directory; default: ~/.local/share/turnkeeper.",
+)
+@click.option("--host", "address", default="127.0.0.1", show_default=True, help="Address of the page and the API.")
+@click.option(
+    "--port", default=8420, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 picks a free one."
+)
+@click.option(
+    "--capacity",
+    envvar="TURNKEEPER_CAPACITY",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="How many trees run at once.",
+)
+@click.option(
+    "--unsafe-no-isolation",
+    is_flag=True,
+    help="Run agents without a sandbox. They can read and write all that this user can.",
+)
+@json_option
+def up(data: Path | None, address: str, port: int, capacity: int, unsafe_no_isolation: bool, as_json: bool) -> int:
+    """Run everything on this machine until Ctrl-C: embedded PostgreSQL, control plane, provisioner and a host.
+
+    DATABASE_URL, if set, is used instead of the embedded PostgreSQL.
+    """
+    from turnkeeper.main.up import UpSettings, announce, run_up
+
+    settings = UpSettings.of_environment(
+        data, address=address, port=port, capacity=capacity, unsafe_no_isolation=unsafe_no_isolation
+    )
+    return run_up(settings, on_ready=lambda running: announce(running, as_json=as_json))

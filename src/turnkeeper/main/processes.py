@@ -1,0 +1,119 @@
+"""The processes that `turnkeeper up` keeps running: started with what they need and nothing more, restarted when they end.
+
+They die with their supervisor, also when that is killed (parent-death signal, set by the process itself at its start, see
+`die_with_parent`): the next `up` then finds the port and the sockets free. Sandboxes, turns and PostgreSQL live on and are
+adopted.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from turnkeeper.kit.clock import system_clock
+from turnkeeper.kit.log import get_logger
+from turnkeeper.kit.procs import set_parent_death_signal
+
+PARENT_ENV = "TURNKEEPER_PARENT_PID"
+RESTART_PAUSE_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+# A process that ran this long was well: its next end is counted from the beginning.
+WELL_AFTER_S = 30.0
+LOG_BYTES_MAX = 64 << 20
+
+log = get_logger("turnkeeper.up")
+
+
+def die_with_parent() -> None:
+    """Called first by each process that `up` starts. Not SIGTERM: a drain without a supervisor would hold the port."""
+    parent = os.environ.pop(PARENT_ENV, None)
+    if parent is not None and not set_parent_death_signal(signal.SIGKILL, int(parent)):
+        sys.exit(f"error: the process that started this one ({parent}) is gone")
+
+
+@dataclass
+class ManagedProcess:
+    """One process of the product. `pass_fds` are listening sockets that stay open over its restarts."""
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    log_file: Path
+    pass_fds: Sequence[int] = ()
+    stop_s: float = 15.0
+    _process: asyncio.subprocess.Process | None = field(default=None, init=False)
+    _stopping: bool = field(default=False, init=False)
+
+    async def run(self) -> None:
+        """Start it, and start it again whenever it ends, until `stop`."""
+        failures = 0
+        while not self._stopping:
+            started = system_clock.monotonic()
+            await self._start()
+            process = self._process
+            if process is None:
+                return
+            status = await process.wait()
+            if self._stopping:
+                return
+            failures = 0 if system_clock.monotonic() - started >= WELL_AFTER_S else failures + 1
+            pause = RESTART_PAUSE_S[min(failures, len(RESTART_PAUSE_S) - 1)]
+            log.warning("process_ended", process=self.name, status=status, restart_in_s=pause)
+            await system_clock.sleep(pause)
+
+    async def stop(self) -> None:
+        """SIGTERM, and after `stop_s` SIGKILL. May be called twice; a second call does not wait."""
+        hurry, self._stopping = self._stopping, True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGKILL if hurry else signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self.stop_s):
+                await process.wait()
+        except TimeoutError:
+            log.warning("process_killed", process=self.name, after_s=self.stop_s)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    def last_lines(self, count: int = 3) -> list[str]:
+        """The end of its log, for somebody who wonders why it does not start."""
+        try:
+            with self.log_file.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+                return file.read().decode(errors="replace").splitlines()[-count:]
+        except OSError:
+            return []
+
+    async def _start(self) -> None:
+        environment = {**self.environment, PARENT_ENV: str(os.getpid())}
+        with self._open_log() as out:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "turnkeeper",
+                *self.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=environment,
+                pass_fds=tuple(self.pass_fds),
+                start_new_session=True,  # Ctrl-C in a terminal reaches `up` alone, which stops them in order
+            )
+
+    def _open_log(self) -> IO[bytes]:
+        with contextlib.suppress(OSError):
+            if self.log_file.stat().st_size > LOG_BYTES_MAX:
+                self.log_file.replace(self.log_file.with_suffix(".log.1"))
+        return os.fdopen(os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")

@@ -1,0 +1,293 @@
+"""Everything on one machine: the supervisor behind `turnkeeper up`.
+
+It holds the listening sockets, so that a restarted control plane finds its clients waiting instead of refused. What needs
+a web framework or the schema runs in processes of its own. After a SIGKILL of
+`up` the next one finds PostgreSQL, sandboxes and turns as they live, and adopts them.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from turnkeeper.client.http import AsyncHttpClient, CallError
+from turnkeeper.domain.errors import SettingRefused
+from turnkeeper.kit import log as logs
+from turnkeeper.kit.clock import system_clock
+from turnkeeper.kit.log import get_logger
+from turnkeeper.kit.stop import StopSignal
+from turnkeeper.main.environment import Environment, ListenAddress
+from turnkeeper.main.paths import DataDirectory, default_data_directory
+from turnkeeper.main.processes import ManagedProcess
+from turnkeeper.main.sockets import bind
+from turnkeeper.store.embedded import EmbeddedPostgres
+from turnkeeper.store.errors import DatabaseError
+
+READY_WITHIN_S = 60.0
+BOOTSTRAP_WITHIN_S = 120.0
+HOST_STOP_S = 75.0
+HOST_NAME = "local"
+LINK_PATH = "/login"
+DATABASE_PAUSE_S = 2.0
+
+log = get_logger("main.up")
+
+
+@dataclass(frozen=True)
+class UpSettings:
+    """What `up` was asked for. `database_url` None: the embedded PostgreSQL."""
+
+    data: Path
+    address: str
+    port: int
+    capacity: int
+    database_url: str | None
+    unsafe_no_isolation: bool
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of_environment(
+        cls, data: Path | None, *, address: str, port: int, capacity: int, unsafe_no_isolation: bool
+    ) -> "UpSettings":
+        """The command's options, completed from the environment."""
+        environment = Environment.of_process()
+        return cls(
+            data=(data or default_data_directory()).absolute(),
+            address=address,
+            port=port,
+            capacity=capacity,
+            database_url=environment.optional("DATABASE_URL"),
+            unsafe_no_isolation=unsafe_no_isolation,
+            environment=environment.values,
+        )
+
+
+@dataclass(frozen=True)
+class Running:
+    """A product that answers. `link` opens the page once."""
+
+    url: str
+    link: str
+    data: DataDirectory
+    uid: str
+    pids: Mapping[str, int | None]
+
+
+OnReady = Callable[[Running], Awaitable[None] | None]
+
+
+def run_up(settings: UpSettings, *, on_ready: OnReady) -> int:
+    """Run until SIGTERM or SIGINT, or until `on_ready` raised. The exit status."""
+    data = DataDirectory(settings.data)
+    data.make()
+    logs.configure("up", settings.environment.get("TURNKEEPER_LOG_LEVEL", "info"), path=data.logs / "up.log")
+    stop = StopSignal()
+    with stop.on_signals(), _only_one(data):
+        try:
+            return asyncio.run(_Up(settings, data, stop).run(on_ready))
+        except DatabaseError as error:
+            raise SettingRefused(str(error)) from error
+
+
+def announce(running: Running, *, as_json: bool) -> None:
+    """What a person needs once it runs."""
+    if as_json:
+        shown = {"url": running.url, "link": running.link, "data": str(running.data.root), "pids": dict(running.pids)}
+        click.echo(json.dumps(shown))
+        return
+    click.echo(f"Turnkeeper runs at {running.url}")
+    click.echo(f"  page   {running.link}   (opens once)")
+    click.echo(f"  data   {running.data.root}")
+    click.echo('  try    turnkeeper chat "hello"')
+    click.echo("Ctrl-C stops it; what runs then is given time to end.")
+
+
+@contextlib.contextmanager
+def _only_one(data: DataDirectory):  # noqa: ANN202 - a generator that only brackets
+    """Holds the data directory's lock: a second `up` of the same directory is refused, with the first one's pid."""
+    descriptor = os.open(data.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            other = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise SettingRefused(
+                f"data directory {data.root} is in use by a running `turnkeeper up` (pid {other})"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class _Up:
+    def __init__(self, settings: UpSettings, data: DataDirectory, stop: StopSignal) -> None:
+        self.settings = settings
+        self.data = data
+        self.stop = stop
+
+    async def run(self, on_ready: OnReady) -> int:
+        if not self.settings.unsafe_no_isolation and shutil.which("bwrap") is None:
+            raise SettingRefused(
+                "bubblewrap (bwrap) is not installed, and agents run in its sandboxes: apt-get install bubblewrap "
+                "(or --unsafe-no-isolation, which lets agents read and write all that this user can)"
+            )
+        address = ListenAddress(host=self.settings.address, port=self.settings.port)
+        with (
+            bind(address, "--port") as control_socket,
+            bind(ListenAddress(socket_path=self.data.provisioner_socket), "provisioner.sock") as provisioner_socket,
+        ):
+            url = ListenAddress(host=self.settings.address, port=control_socket.getsockname()[1]).url
+            async with self._database() as dsn:
+                made = await self._bootstrap(dsn)
+                processes = self._processes(dsn, url, control_socket, provisioner_socket)
+                return await self._supervise(processes, url, made, on_ready)
+
+    @contextlib.asynccontextmanager
+    async def _database(self) -> AsyncGenerator[str]:
+        if self.settings.database_url is not None:
+            yield self.settings.database_url
+            return
+        postgres = EmbeddedPostgres(self.data.postgres, self.data.postgres_sockets, self.data.logs / "postgres.log")
+        dsn = await postgres.start()
+        keeping = asyncio.create_task(self._keep(postgres), name="postgres")
+        try:
+            yield dsn
+        finally:
+            keeping.cancel()
+            await asyncio.wait({keeping})
+            await postgres.stop()
+
+    async def _keep(self, postgres: EmbeddedPostgres) -> None:
+        """Start the server again when it has ended; the others wait for it as they do for any database."""
+        while True:
+            await postgres.wait_ended()
+            log.warning("process_ended", process="postgres")
+            try:
+                await postgres.start()
+            except DatabaseError as error:
+                log.warning("postgres_not_started", why=str(error))
+                await system_clock.sleep(DATABASE_PAUSE_S)
+
+    async def _bootstrap(self, dsn: str) -> dict[str, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "turnkeeper.main.bootstrap",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**self.settings.environment, "DATABASE_URL": dsn, "TURNKEEPER_DATA": str(self.data.root)},
+        )
+        try:
+            async with asyncio.timeout(BOOTSTRAP_WITHIN_S):
+                out, err = await process.communicate()
+        except TimeoutError as error:
+            process.kill()
+            raise SettingRefused(f"the database was not ready within {BOOTSTRAP_WITHIN_S:.0f} s") from error
+        if process.returncode != 0:
+            lines = err.decode(errors="replace").strip().splitlines()
+            raise SettingRefused(lines[-1] if lines else f"preparing the database failed (status {process.returncode})")
+        return json.loads(out)
+
+    def _processes(
+        self, dsn: str, url: str, control_socket: socket.socket, provisioner_socket: socket.socket
+    ) -> list[ManagedProcess]:
+        """Each process gets its own settings only: the database's address, for one, is the control plane's alone (K-11)."""
+        data, given = self.data, self.settings
+        ours = ("DATABASE_URL", "TURNKEEPER_")
+        common = {name: value for name, value in given.environment.items() if not name.startswith(ours)}
+        common["TURNKEEPER_LOG_LEVEL"] = given.environment.get("TURNKEEPER_LOG_LEVEL", "info")
+        common["TURNKEEPER_DATA"] = str(data.root)
+        provisioner_url = ListenAddress(socket_path=data.provisioner_socket).url
+        control = ManagedProcess(
+            "control",
+            ("control", "--listen", f"fd:{control_socket.fileno()}"),
+            {
+                **common,
+                "DATABASE_URL": dsn,
+                "TURNKEEPER_SIGNING_KEY_FILE": str(data.signing_key),
+                "TURNKEEPER_PROVISIONER_URL": provisioner_url,
+                "TURNKEEPER_PROVISIONER_TOKEN_FILE": str(data.provisioner_token),
+                "TURNKEEPER_EXPECT_HOSTS": "1",
+            },
+            data.logs / "control.log",
+            (control_socket.fileno(),),
+        )
+        unsafe = ("--unsafe-no-isolation",) if given.unsafe_no_isolation else ()
+        secrets = given.environment.get("TURNKEEPER_SECRETS_FILE")
+        provisioner = ManagedProcess(
+            "provisioner",
+            ("provisioner", "--listen", f"fd:{provisioner_socket.fileno()}", *unsafe),
+            {
+                **common,
+                "TURNKEEPER_PROVISIONER_TOKEN_FILE": str(data.provisioner_token),
+                "TURNKEEPER_SIGNING_PUBLIC_KEYS": str(data.signing_public_keys),
+                **({"TURNKEEPER_SECRETS_FILE": secrets} if secrets else {}),
+            },
+            data.logs / "provisioner.log",
+            (provisioner_socket.fileno(),),
+        )
+        host = ManagedProcess(
+            "host",
+            ("host", "--capacity", str(given.capacity)),
+            {
+                **common,
+                "TURNKEEPER_CONTROL_URL": url,
+                "TURNKEEPER_PROVISIONER_URL": provisioner_url,
+                "TURNKEEPER_HOST_NAME": HOST_NAME,
+                "TURNKEEPER_HOST_TOKEN_FILE": str(data.host_token),
+            },
+            data.logs / "host.log",
+            stop_s=HOST_STOP_S,
+        )
+        return [control, provisioner, host]
+
+    async def _supervise(
+        self, processes: list[ManagedProcess], url: str, made: dict[str, str], on_ready: OnReady
+    ) -> int:
+        tasks = [asyncio.create_task(process.run(), name=process.name) for process in processes]
+        try:
+            await self._wait_ready(processes, url)
+            pids = {process.name: process.pid for process in processes}
+            link = f"{url}{LINK_PATH}?token={made['link_secret']}"
+            running = Running(url, link, self.data, made["uid"], pids)
+            result = on_ready(running)
+            if result is not None:
+                await result
+            await self.stop.wait_async()
+            return 0
+        finally:
+            # The host first: its turns still need the others to end well.
+            for process in reversed(processes):
+                await process.stop()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait_ready(self, processes: list[ManagedProcess], url: str) -> None:
+        """Until `/readyz` says so, which covers the database, the provisioner and the host."""
+        ends = system_clock.monotonic() + READY_WITHIN_S
+        why = "no answer"
+        async with AsyncHttpClient(url) as client:
+            while system_clock.monotonic() < ends:
+                try:
+                    await client.request("GET", "/readyz", timeout_s=5.0)
+                    return
+                except CallError as error:
+                    why = str(error)
+                if self.stop.is_set:
+                    raise SettingRefused("stopped before everything was ready")
+                await system_clock.sleep(0.05)
+        shown = [f"{process.name}: {line}" for process in processes for line in process.last_lines(1)]
+        raise SettingRefused(f"not ready within {READY_WITHIN_S:.0f} s ({why}); logs are in {self.data.logs}", *shown)
