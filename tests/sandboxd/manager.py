@@ -45,7 +45,7 @@ def sign(claims: Mapping[str, Any], key: Ed25519PrivateKey = KEY, kid: str = "k1
 class ManagerOptions:
     """What differs between tests."""
 
-    limits: SandboxLimits = SandboxLimits()
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
     generation: str = "gen-1"
     secret: str = "tks_" + "s" * 43
     env: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -188,7 +188,6 @@ class Told:
     def __getitem__(self, name: str) -> Any:
         return self.json[name]
 
-    @property
     def ok(self) -> dict[str, Any]:
         """The JSON of a success."""
         assert self.status == 200, (self.status, self.json)
@@ -284,10 +283,10 @@ class Worker:
 
     async def turn(self, text: str, **session: Any) -> list[dict[str, Any]]:
         """Take, open, prompt and read to the end."""
-        (await self.take()).ok
-        answer = (await self.session(**session)).ok
+        (await self.take()).ok()
+        answer = (await self.session(**session)).ok()
         assert answer["failure"] is None, answer
-        (await self.prompt(text)).ok
+        (await self.prompt(text)).ok()
         return await self.events()
 
     def recorded(self, receipt: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,5 +309,5 @@ def said(events: Sequence[Mapping[str, Any]]) -> str:
 async def until(fact: Callable[[], bool], timeout_s: float = 10) -> None:
     """Wait for a fact, bounded."""
     async with asyncio.timeout(timeout_s):
-        while not fact():
+        while not fact():  # noqa: ASYNC110 - facts about other processes have no event
             await asyncio.sleep(0.01)

@@ -1,5 +1,6 @@
 """`python -I -m turnkeeper.sandboxd --listen-fd N --config-fd M`."""
 
+import importlib
 import sys
 
 _USAGE = "usage: python -I -m turnkeeper.sandboxd --listen-fd N --config-fd M"
@@ -13,8 +14,7 @@ def main(arguments: list[str]) -> int:
         return 2
     # asyncio imports ssl where it can, and 12 ms would pass before the first answer. The token library does it later.
     sys.modules["ssl"] = None  # type: ignore[assignment]
-    import asyncio as _
-
+    importlib.import_module("asyncio")
     del sys.modules["ssl"]
     from turnkeeper.sandboxd.boot import run
 
