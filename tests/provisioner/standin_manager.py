@@ -10,7 +10,7 @@ the routes that the provisioner itself uses, and a few that let a test look arou
     POST /v1/test/exit    {"status": 3}
 """
 
-# ruff: noqa: A002, ARG002, N815, PTH, C901 - the names are http.server's, and the paths are bytes
+# ruff: noqa: A002, ARG002, C901, N815, PTH113, PTH114, PTH115, PTH116, PTH118, PTH123, PTH208 - names are http.server's, paths are bytes
 import argparse
 import contextlib
 import ctypes

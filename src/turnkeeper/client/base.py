@@ -3,7 +3,7 @@
 import contextlib
 import re
 import ssl
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,6 +22,7 @@ LINE_BYTES_MAX: Final = 32 << 20
 KEEP_ALIVE_S: Final = 4.0  # below the 5 s after which a server with uvicorn's default closes an idle connection
 CONNECTIONS_MAX: Final = 64
 
+_JSON: Final = "application/json"
 _WORD = re.compile(r"[a-z][a-z_-]*")
 
 A = TypeVar("A", bound=BaseModel)
@@ -134,14 +135,13 @@ class ClientBase:
         return {"verify": context, "trust_env": False, "uds": uds, "limits": limits}
 
 
-def request_options(body: Body, headers: Headers | None) -> dict[str, Any]:
+def request_options(
+    body: Body | AsyncIterator[bytes], headers: Headers | list[tuple[bytes, bytes]] | None
+) -> dict[str, Any]:
     """What `build_request` takes of a body and further headers."""
-    sent = dict(headers or {})
-    content = body
     if isinstance(body, BaseModel):
-        content = body.model_dump_json().encode()
-        sent.setdefault("Content-Type", "application/json")
-    return {"content": content, "headers": sent}
+        return {"content": body.model_dump_json().encode(), "headers": {"Content-Type": _JSON, **dict(headers or ())}}
+    return {"content": body, "headers": headers}
 
 
 class Departure:

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import httpx2
@@ -146,13 +146,21 @@ class AsyncHttpClient(ClientBase):
             yield AsyncStream(operation, response)
 
     @contextlib.asynccontextmanager
+    async def forward(
+        self, method: str, target: str, content: bytes | AsyncIterator[bytes], headers: Sequence[tuple[bytes, bytes]]
+    ) -> AsyncGenerator["AsyncStream"]:
+        """For a proxy: whatever the status, the answer as it comes, with no bound on silence. Leaving the block closes."""
+        async with self._open(method, target, content, None, list(headers), None, Departure()) as response:
+            yield AsyncStream(operation_name(method, target), response)
+
+    @contextlib.asynccontextmanager
     async def _open(
         self,
         method: str,
         name: str,
-        body: Body,
+        body: Body | AsyncIterator[bytes],
         params: Params | None,
-        headers: Headers | None,
+        headers: Headers | list[tuple[bytes, bytes]] | None,
         read_s: float | None,
         departure: Departure,
     ) -> AsyncGenerator[httpx2.Response]:

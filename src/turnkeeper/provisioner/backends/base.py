@@ -118,7 +118,7 @@ class Backend(Protocol):
         """`local`, `docker` or `kubernetes`."""
         ...
 
-    async def open(self) -> tuple[str, ...]:
+    def check(self) -> tuple[str, ...]:
         """Check that sandboxes can be made here; raises one clear line if not. Returns what it does not isolate or limit."""
         ...
 

@@ -95,9 +95,29 @@ class LocalBackend:
         self._children: set[int] = set()
         self._creating: dict[str, asyncio.Task[Instance]] = {}
 
-    async def open(self) -> tuple[str, ...]:
+    def check(self) -> tuple[str, ...]:
         """As in the contract. Refusals are `SettingRefused`."""
-        return await asyncio.to_thread(self._open)
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._etc.mkdir(mode=0o700, exist_ok=True)
+        bubblewrap.write_etc(self._etc)
+        compileall.compile_dir(
+            Path(bubblewrap.__file__).parents[3], quiet=2
+        )  # inside, nothing can be written beside it
+        if not self._settings.isolated:
+            return (
+                "agents run without a sandbox (--unsafe-no-isolation): they can read and change whatever this user can",
+            )
+        try:
+            self._bwrap = bubblewrap.find_bubblewrap()
+            bubblewrap.check_private(self._settings.directory)
+            self._filter = seccomp.program(platform.machine())
+            self._probe()
+        except (bubblewrap.IsolationUnavailableError, seccomp.UnsupportedMachineError) as error:
+            raise SettingRefused(str(error)) from error
+        lines = ["processes and memory of a sandbox are not limited"]
+        if os.getuid() == 0:
+            lines.append("sandboxes run as root with every capability dropped")
+        return tuple(lines)
 
     async def create(self, order: Order) -> Instance:
         """As in the contract. Given up by its caller it goes on; `end` and `lookup` wait for it."""
@@ -145,29 +165,6 @@ class LocalBackend:
         if self._creating:
             await asyncio.wait(set(self._creating.values()), timeout=self._settings.end_timeout_s)
         reap(self._children)
-
-    def _open(self) -> tuple[str, ...]:
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._etc.mkdir(mode=0o700, exist_ok=True)
-        bubblewrap.write_etc(self._etc)
-        compileall.compile_dir(
-            Path(bubblewrap.__file__).parents[3], quiet=2
-        )  # inside, nothing can be written beside it
-        if not self._settings.isolated:
-            return (
-                "agents run without a sandbox (--unsafe-no-isolation): they can read and change whatever this user can",
-            )
-        try:
-            self._bwrap = bubblewrap.find_bubblewrap()
-            bubblewrap.check_private(self._settings.directory)
-            self._filter = seccomp.program(platform.machine())
-            self._probe()
-        except (bubblewrap.IsolationUnavailableError, seccomp.UnsupportedMachineError) as error:
-            raise SettingRefused(str(error)) from error
-        lines = ["processes and memory of a sandbox are not limited"]
-        if os.getuid() == 0:
-            lines.append("sandboxes run as root with every capability dropped")
-        return tuple(lines)
 
     def _probe(self) -> None:
         """Make one sandbox that does nothing, so that what does not work here is said now."""
