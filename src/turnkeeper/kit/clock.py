@@ -1,10 +1,10 @@
 """Time as a thing that is handed over.
 
 Deadlines are read from `CLOCK_BOOTTIME`, which keeps counting while the machine is suspended (L-08); the wall clock is
-only for showing and never for deciding. `ManualClock` stands in for the system's in tests: it moves when it is told to.
+only for showing and never for deciding. asyncio is imported by the first sleep: keepers and launchers have no loop, and
+start in half the time without it. `ManualClock` stands in for the system's in tests: it moves when it is told to.
 """
 
-import asyncio
 import heapq
 import threading
 import time
@@ -59,6 +59,8 @@ class SystemClock:
         return datetime.now(UTC)
 
     async def sleep(self, s: float) -> None:
+        import asyncio
+
         end = self.monotonic() + s
         while (left := end - self.monotonic()) > 0:  # noqa: ASYNC110 - slices of one sleep, not a poll
             await asyncio.sleep(min(left, _SLEEP_SLICE_S))
@@ -186,6 +188,8 @@ class ManualClock:
             self._changed.notify_all()
 
     async def sleep(self, s: float) -> None:
+        import asyncio
+
         if s <= 0:
             await asyncio.sleep(0)
             return
@@ -221,5 +225,7 @@ class ManualClock:
 
 
 async def _let_others_run(rounds: int) -> None:
+    import asyncio
+
     for _ in range(rounds):
         await asyncio.sleep(0)

@@ -4,7 +4,6 @@ A service starts synchronously (when `start` returns, it works) and stops idempo
 a flag; whoever runs the process looks at the flag and acts.
 """
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -90,6 +89,8 @@ class StopSignal:
 
     async def wait_async(self) -> str:
         """Wait in an event loop; returns the reason."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
