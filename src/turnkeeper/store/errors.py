@@ -75,13 +75,15 @@ def translate(error: psycopg.Error, where: str, *, doing: str) -> Exception:
     if is_retryable(error):
         return DatabaseUnavailable(f"{doing}: still conflicting after the last retry at {where} (SQLSTATE {state})")
     if state.startswith(_OPERATIONAL) or (not state and isinstance(error, psycopg.OperationalError)):
-        return DatabaseUnavailable(f"{doing}: {_reason(error)} ({where})")
+        return DatabaseUnavailable(f"{doing}: {reason(error)} ({where})")
     return error
 
 
-def _reason(error: psycopg.Error) -> str:
+def reason(error: psycopg.Error) -> str:
+    """PostgreSQL's own word in one line; of the driver's longer stories the line that says what failed, without its hints."""
     primary = error.diag.message_primary
     if primary:
         return f"{primary} (SQLSTATE {error.sqlstate})"
-    first = str(error).strip().splitlines()
-    return first[0] if first else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "failed" in line and not line.startswith("Multiple connection attempts")]
+    return (telling or lines or [type(error).__name__])[0]

@@ -17,7 +17,7 @@ from psycopg.types.json import JsonbDumper
 from psycopg.types.string import TextLoader
 
 from turnkeeper.store import durability, migrate
-from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable, place
+from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable, place, reason
 from turnkeeper.store.tx import Connection, Database
 
 STATEMENT_TIMEOUT_S: Final = 30.0
@@ -148,8 +148,7 @@ async def _try_once(settings: str, where: str) -> None:
     try:
         connection = await psycopg.AsyncConnection[Any].connect(settings, autocommit=True)
     except psycopg.Error as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        raise DatabaseUnavailable(f"cannot connect to {where}: {first}") from None
+        raise DatabaseUnavailable(f"cannot connect to {where}: {reason(error)}") from None
     await connection.close()
 
 
