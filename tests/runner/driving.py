@@ -14,7 +14,15 @@ from turnkeeper.runner.turn import Turn
 from turnkeeper.runner.worker import Worker
 from turnkeeper.wire.worker import Claim
 
-FAST = Timing(receipt_delay_s=0.05, receipt_timeout_s=0.5, cancel_grace_s=0.3, work_wait_s=0.5, drain_s=2)
+FAST = Timing(
+    control_timeout_s=1,
+    heartbeat_retry_delay_s=0.05,
+    receipt_delay_s=0.05,
+    receipt_timeout_s=0.5,
+    cancel_grace_s=0.3,
+    work_wait_s=0.5,
+    drain_s=1,
+)
 """Waits between tries cut down; the lease as in production."""
 
 

@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,6 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> A
 
 def pause(s: float) -> None:
     """Between two looks."""
-    import threading
-
     threading.Event().wait(s)
 
 
@@ -120,5 +118,5 @@ def open_descriptors(pid: int) -> dict[int, str]:
     found: dict[int, str] = {}
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            found[int(entry.name)] = os.readlink(entry)
+            found[int(entry.name)] = str(entry.readlink())
     return found

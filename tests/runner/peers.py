@@ -62,7 +62,7 @@ class Answers(Behaviour):
     status: int
     body: JSON | None = None
 
-    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:
+    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:  # noqa: ARG002
         handler.send_reply(Reply(self.status, self.body))
 
 
@@ -79,7 +79,7 @@ class Refuses(Behaviour):
     status: int
     code: str
 
-    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:
+    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:  # noqa: ARG002
         handler.send_reply(problem(self.status, self.code))
 
 
@@ -119,7 +119,7 @@ class Trickles(Behaviour):
 
     every_s: float = 0.05
 
-    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:
+    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:  # noqa: ARG002
         with contextlib.suppress(OSError):
             handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
             while not handler.peers.closing.wait(self.every_s) and not handler.gone():
@@ -524,7 +524,7 @@ class Handler(BaseHTTPRequestHandler):
     def peers(self) -> Peers:
         return cast("_Server", self.server).peers
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Quiet."""
 
     def do_GET(self) -> None:
@@ -548,6 +548,9 @@ class Handler(BaseHTTPRequestHandler):
             activation_token=self.headers.get("X-Turnkeeper-Activation"),
             query={key: values[0] for key, values in parse_qs(parts.query).items()},
         )
+        if call.name == "livez":
+            self.send_reply(Reply(200, {}))
+            return
         self.peers.record(call)
         behaviour = self.peers.behaviour(call.name)
         if call.name == "events_stream" and type(behaviour) is Behaviour:

@@ -35,12 +35,18 @@ class Patience:
         return cls((timing.receipt_delay_s,) * (timing.receipt_tries - 1))
 
     @classmethod
+    def for_preparation(cls, timing: Timing) -> "Patience":
+        """Long enough for a control plane that is being restarted: 9 s with the defaults."""
+        unit_s = timing.heartbeat_retry_delay_s
+        return cls((0.04 * unit_s, 0.2 * unit_s, 0.6 * unit_s, unit_s))
+
+    @classmethod
     def for_the_end(cls, timing: Timing) -> "Patience":
         """What ends the run is tried for as long as a drain may last; then the reaper does it (F-01)."""
-        return cls((0.5, 1.0) + (2.0,) * max(1, int(timing.drain_s / 2) - 1))
+        unit_s = timing.drain_s / 30
+        return cls((0.25 * unit_s, 0.5 * unit_s) + (unit_s,) * 29)
 
 
-PREPARATION: Final = Patience((0.2, 1.0, 3.0, 5.0))
 ONE_TRY: Final = Patience(())
 
 

@@ -20,6 +20,7 @@ from turnkeeper.kit.procs import own_identity
 from turnkeeper.runner.handover import ChildEnd, HandedTurn, HandoverError
 from turnkeeper.runner.settings import ChildSettings
 from turnkeeper.runner.turn import Turn
+from turnkeeper.runner.warm import warm_up
 from turnkeeper.runner.worker import EXIT_DONE, EXIT_NOT_TAKEN, Worker, timing_of_claim
 
 EXIT_USAGE: Final = 2
@@ -47,6 +48,7 @@ def _serve(end: ChildEnd) -> int:
     if settings is None:
         return EXIT_DONE
     configure("worker", settings.log_level)
+    warm_up(settings)
     try:
         end.say_ready()
         gc.freeze()  # what was imported stays: no later collection looks at it, or copies its pages

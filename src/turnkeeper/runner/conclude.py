@@ -11,7 +11,7 @@ from typing import Final
 from turnkeeper.client.control import FinishStatus
 from turnkeeper.client.http import CallError, ClientError
 from turnkeeper.domain.errors import ErrorCode
-from turnkeeper.runner.calls import PREPARATION, Patience
+from turnkeeper.runner.calls import Patience
 from turnkeeper.runner.failure import Failure, LeaseLost, Stage, TurnFailed, code_of, failure_of
 from turnkeeper.runner.flags import Flag
 from turnkeeper.runner.heartbeat import exception_name
@@ -30,7 +30,7 @@ SNAPSHOT_TIMEOUT_S: Final = 30.0
 EVENT_TIMEOUT_S: Final = 10.0
 FLUSH_S: Final = 30.0
 FLUSH_FAILED_S: Final = 5.0
-_STOP_PAUSES_S: Final = (0.5, 1.0)
+_STOP_TRIES: Final = 3
 _OVER_STATUSES: Final = frozenset({404, 409, 410})
 
 
@@ -157,8 +157,7 @@ class Conclusion:
 
     def _stop(self) -> Stopped:
         """Ask the manager to end the turn, under our own token. A lost lease does not cut this."""
-        pauses_s = iter(_STOP_PAUSES_S)
-        while True:
+        for _ in range(_STOP_TRIES):
             manager = with_new_client(self._worker, self._progress)
             if manager is None:
                 return Stopped(dead=True)
@@ -174,10 +173,8 @@ class Conclusion:
                 self._note("stop", error, None)
             finally:
                 manager.close()
-            pause_s = next(pauses_s, None)
-            if pause_s is None:
-                return Stopped(dead=False)
-            self._worker.clock.wait(self._worker.flags.lost_event, pause_s)
+            self._worker.clock.wait(self._worker.flags.lost_event, self._worker.timing.heartbeat_retry_delay_s / 5)
+        return Stopped(dead=False)
 
     def _abandon(self, stopped: Stopped) -> None:
         """Give the membership back. Only after the stop was answered; unanswered, the membership is quarantined.
@@ -191,7 +188,7 @@ class Conclusion:
             self._worker.calls.carry_out(
                 "abandon",
                 lambda: self._worker.control.abandon(activation=activation.activation, fence=activation.fence),
-                PREPARATION,
+                Patience.for_preparation(self._worker.timing),
             )
         except CallError:
             return  # it was logged; `finish` settles what becomes of the membership

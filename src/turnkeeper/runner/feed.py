@@ -57,7 +57,7 @@ class MarkFeed:
         self._news.set()
 
     def _run(self) -> None:
-        read_at = self._clock.monotonic()
+        read_at = self._clock.monotonic() + mark_interval(self._lease.timing)  # the one at hand is fresh
         while not self._stopping:
             self._news.clear()
             with self._lock:

@@ -22,8 +22,6 @@ from turnkeeper.wire.worker import ExecutionSpec
 
 PROMPT_TIMEOUT_S: Final = 30.0
 CANCEL_TIMEOUT_S: Final = 5.0
-SILENT_PROMPT_S: Final = 15.0
-"""How long the stream of a prompt that was not answered may stay silent."""
 _CONNECT_PAUSES_S: Final = (0.2, 1.0)
 
 
@@ -87,7 +85,8 @@ class Follow:
         self._seen = seen
         self._asked: Flag | None = None
         self._give_up_at: float | None = None
-        self._silent_until = worker.clock.monotonic() + SILENT_PROMPT_S
+        # How long the stream of a prompt that was not answered may stay silent: 15 s with the defaults.
+        self._silent_until = worker.clock.monotonic() + worker.timing.control_timeout_s / 2
 
     def to_the_end(self) -> TurnEnd:
         """Raises `LeaseLost`."""

@@ -2,7 +2,8 @@
 
 It depends on nothing that the agent does. Each renewal leaves by the schedule of `domain.lease`; a failed one is
 repeated after the retry delay while the lease can still be valid; a refusal ends it. The end of the lease is not its
-business: the watchdog enforces that, also while a request of this thread hangs (L-07).
+business: the watchdog enforces that, also while a request of this thread hangs (L-07). It also bounds each request as a
+whole, which the timeouts of the transport do not, so that a peer that trickles does not stop the schedule.
 """
 
 import threading
@@ -15,6 +16,8 @@ from turnkeeper.domain.lease import may_send, next_heartbeat_at
 from turnkeeper.kit.clock import Clock
 from turnkeeper.kit.log import Logger
 from turnkeeper.runner.lease import Lease, verdict_of
+from turnkeeper.runner.watchdog import Watchdog
+from turnkeeper.wire.worker import HeartbeatAnswer
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,19 @@ class Heartbeats:
 
     def __init__(
         self,
-        control: JobControl,
+        new_control: Callable[[], JobControl],
         lease: Lease,
+        watchdog: Watchdog,
         clock: Clock,
         log: Logger,
         *,
         newest_mark: Callable[[], int | None],
         on_renewed: Callable[[Renewed], None],
     ) -> None:
-        self._control = control
+        self._new_control = new_control
+        self._control = new_control()
         self._lease = lease
+        self._watchdog = watchdog
         self._clock = clock
         self._log = log
         self._newest_mark = newest_mark
@@ -58,9 +64,13 @@ class Heartbeats:
         """End it. A request in flight is cut."""
         self._stopping = True
         self._hurry.set()
-        self._control.interrupt()
+        self.cut()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
+
+    def cut(self) -> None:
+        """End a request in flight."""
+        self._control.interrupt()
 
     def hurry(self) -> None:
         """Renew now: something hints that the lease may be gone, and only a renewal says so for sure."""
@@ -84,15 +94,12 @@ class Heartbeats:
     def _renew(self, sent_at: float) -> bool:
         mark_ms = self._newest_mark()
         try:
-            answer = self._control.heartbeat(self._lease.timing.heartbeat_timeout_s)
-        except ClientError as error:
-            self._note_failure(error, error.status)
-            verdict = verdict_of(error, heartbeat=True)
+            answer = self._ask(sent_at)
+        except CallError as error:
+            self._note_failure(error)
+            verdict = verdict_of(error, heartbeat=True) if isinstance(error, ClientError) else None
             if verdict is not None:
                 self._lease.lose(verdict)
-            return False
-        except CallError as error:
-            self._note_failure(error, None)
             return False
         if not self._lease.confirm(sent_at, answer.lease_ttl_s):
             return False
@@ -102,8 +109,20 @@ class Heartbeats:
         self._on_renewed(Renewed(mark_ms, answer.lease_ttl_s, answer.cancel_requested))
         return True
 
-    def _note_failure(self, error: CallError, status: int | None) -> None:
+    def _ask(self, sent_at: float) -> HeartbeatAnswer:
+        """One request, bounded as a whole. A client that was cut cannot be used again."""
+        control, timeout_s = self._control, self._lease.timing.heartbeat_timeout_s
+        alarm = self._watchdog.at(sent_at + timeout_s, control.interrupt)
+        try:
+            return control.heartbeat(timeout_s)
+        finally:
+            alarm.cancel()
+            if alarm.rang and self._lease.verdict is None and not self._stopping:
+                self._control = self._new_control()
+
+    def _note_failure(self, error: CallError) -> None:
         self._failures += 1
+        status = error.status if isinstance(error, ClientError) else None
         if self._failures == 1 and not self._stopping:  # once per outage (E-03)
             self._log.warning(
                 "agent_control_failure", operation="heartbeat", exception=exception_name(error), http_status=status

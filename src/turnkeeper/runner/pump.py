@@ -74,6 +74,7 @@ class EventPump:
         self._gone: StreamGone | None = None
         self._dead = False  # the control plane takes no events of this attempt any more
         self._stopped = threading.Event()
+        self._uploading = threading.Event()
         self._ending = threading.Event()  # no batch waits for company any more
         self._news = threading.Event()
         self._progress = threading.Event()
@@ -84,13 +85,18 @@ class EventPump:
         )
 
     def start(self) -> None:
-        """Begin to read and to upload."""
+        """Begin to read. What is read is uploaded from `begin_upload` on."""
         for thread in self._threads:
             thread.start()
+
+    def begin_upload(self) -> None:
+        """Begin to upload: not before the prompt is out, which must not wait for anything."""
+        self._uploading.set()
 
     def stop(self) -> None:
         """End both threads; open requests to the sandbox are cut, and a batch on its way is waited for briefly."""
         self._stopped.set()
+        self._uploading.set()
         self._ending.set()
         self._news.set()
         with self._lock:
@@ -120,6 +126,7 @@ class EventPump:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything that was read is stored, at most `timeout_s`. False: it is not."""
+        self.begin_upload()
         end = self._clock.monotonic() + timeout_s
         while True:
             self._progress.clear()
@@ -186,6 +193,7 @@ class EventPump:
         return True
 
     def _upload(self) -> None:
+        self._uploading.wait()
         failures = 0
         next_at = 0.0
         while not self._stopped.is_set():

@@ -9,6 +9,8 @@ from turnkeeper.client.http import CallError
 from turnkeeper.kit.clock import Clock
 
 _PAUSE_S: Final = 5.0
+_START_S: Final = 0.25
+"""The first wait begins a little later: the first steps of the turn want the processor."""
 
 
 class SignalWait:
@@ -44,6 +46,7 @@ class SignalWait:
 
     def _run(self) -> None:
         cancelled = False
+        self._clock.wait(self._stopped, _START_S)
         while not self._stopped.is_set():
             asked_at = self._clock.monotonic()
             try:

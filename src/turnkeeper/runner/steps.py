@@ -12,7 +12,7 @@ from turnkeeper.client.http import CallError, ClientError
 from turnkeeper.client.provisioner import Manager
 from turnkeeper.domain.errors import ErrorCode, InvariantViolation, ProblemCode
 from turnkeeper.domain.lease import cancel_lead
-from turnkeeper.runner.calls import ONE_TRY, PREPARATION, Patience, is_tried_again
+from turnkeeper.runner.calls import ONE_TRY, Patience, is_tried_again
 from turnkeeper.runner.failure import Failure, Halted, Stage, TurnFailed, failure_of, failure_of_agent
 from turnkeeper.runner.flags import Flag
 from turnkeeper.runner.heartbeat import exception_name
@@ -26,7 +26,6 @@ ENSURE_TIMEOUT_S: Final = 120.0
 """A cold start may have to pull an image."""
 MARK_TIMEOUT_S: Final = 5.0
 _MARK_AGE_MAX_S: Final = 1.0
-_ENSURE_PAUSES_S: Final = (0.2, 1.0, 3.0)
 _CALL_MARGIN_S: Final = 10.0
 _INSTANCE_ENDED_CODES: Final = frozenset({"generation", "boot_id", "retired", ProblemCode.GENERATION_MISMATCH.value})
 _WORKDIR_CODES: Final = frozenset({ProblemCode.INVALID_WORKDIR.value, ProblemCode.BAD_REQUEST.value})
@@ -58,7 +57,9 @@ def prepare(worker: Worker, progress: Progress, worker_name: str) -> ExecutionSp
     """Step 4: acceptance on record, and the execution spec."""
     progress.stage = Stage.PREPARE
     try:
-        spec = worker.calls.carry_out("prepare", lambda: worker.control.prepare(worker_name), PREPARATION)
+        spec = worker.calls.carry_out(
+            "prepare", lambda: worker.control.prepare(worker_name), Patience.for_preparation(worker.timing)
+        )
     except CallError as error:
         code = ErrorCode.PREPARATION_FAILED
         if isinstance(error, ClientError) and error.code == ErrorCode.INVALID_RUNTIME_SCOPE.value:
@@ -98,7 +99,9 @@ def enter(worker: Worker, progress: Progress, spec: ExecutionSpec) -> Manager:
 
 def _record_manifest(worker: Worker, spec: ExecutionSpec) -> None:
     digest = canonical_sha256(spec.manifest)
-    worker.calls.carry_out("manifest", lambda: worker.control.manifest(spec.manifest, digest), PREPARATION)
+    worker.calls.carry_out(
+        "manifest", lambda: worker.control.manifest(spec.manifest, digest), Patience.for_preparation(worker.timing)
+    )
 
 
 def _join_manifest(manifest: "Beside[None]", progress: Progress) -> None:
@@ -116,7 +119,7 @@ def _join_manifest(manifest: "Beside[None]", progress: Progress) -> None:
 def _ensure(worker: Worker, progress: Progress, spec: ExecutionSpec) -> tuple[Sandbox, float]:
     """The sandbox, and when it was found."""
     progress.stage = Stage.SANDBOX
-    pauses_s = iter(_ENSURE_PAUSES_S)
+    pauses_s = iter(Patience.for_preparation(worker.timing).pauses_s)
     while True:
         try:
             progress.sandbox = sandbox = _find_or_create(worker, spec)
@@ -152,7 +155,7 @@ def _record_container(worker: Worker, progress: Progress, sandbox: Sandbox) -> N
             lambda: worker.control.container(
                 sandbox_id=sandbox.sandbox_id, generation=sandbox.generation, boot_id=sandbox.boot_id
             ),
-            PREPARATION,
+            Patience.for_preparation(worker.timing),
         )
     except CallError as error:
         raise TurnFailed(failure_of(error, ErrorCode.PREPARATION_FAILED, Stage.CONTAINER)) from error
@@ -184,7 +187,7 @@ def _activate(worker: Worker, progress: Progress, sandbox: Sandbox) -> ActivateA
 
     worker.check()
     try:
-        activation = worker.calls.carry_out("activate", call, PREPARATION)
+        activation = worker.calls.carry_out("activate", call, Patience.for_preparation(worker.timing))
     except CallError as error:
         raise TurnFailed(failure_of(error, ErrorCode.PREPARATION_FAILED, Stage.ACTIVATE)) from error
     progress.activation = activation

@@ -67,12 +67,13 @@ class Turn:
         spec = prepare(worker, progress, self._name)
         manager = enter(worker, progress, spec)
         set_up(worker, progress, spec)
-        native_session = open_session(worker, progress, spec)
         pump = self._start_pump(spec)
+        native_session = open_session(worker, progress, spec)
         admit(worker, progress, native_session)
         progress.stage = Stage.PROMPT
         seen = pump.seen
         answered = send_prompt(worker, manager, spec)
+        pump.begin_upload()
         end = Follow(worker, manager, pump, answered=answered, seen=seen).to_the_end()
         match end:
             case Settled(receipt, asked):
@@ -92,7 +93,7 @@ class Turn:
             return conclusion.report_unsettled(failed.failure)
 
     def _start_pump(self, spec: ExecutionSpec) -> EventPump:
-        """Begin to read while the admission is on its way, so that the first event finds an open stream."""
+        """Begin to read while the session is opened, so that the first event finds an open stream."""
         worker, progress = self._worker, self._progress
         sandbox, activation = progress.sandbox, progress.activation
         if sandbox is None or activation is None:

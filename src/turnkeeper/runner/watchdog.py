@@ -20,6 +20,7 @@ class Alarm:
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action: Callable[[], None] | None = action
+        self.rang = False
 
     def cancel(self) -> None:
         """Do nothing at that moment."""
@@ -29,6 +30,7 @@ class Alarm:
         """Called by the watchdog."""
         action, self._action = self._action, None
         if action is not None:
+            self.rang = True
             action()
 
 

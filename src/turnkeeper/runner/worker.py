@@ -67,6 +67,7 @@ class Worker:
         """`end_process` is called by the watchdog when the worker has not ended by itself long after its lease."""
         self._end_process = end_process
         self._clients: list[JobControl | Provisioner | Manager] = []
+        self._settings = settings
         self.claim = handed.claim
         self.clock = clock
         self.log = log
@@ -75,26 +76,26 @@ class Worker:
         self.watchdog = Watchdog(clock)
         timing = timing_of_claim(settings.read_timing(), handed)
         self.lease = Lease(handed.claim_sent_at, timing, clock, self._on_lost)
-        self.control = self._new_control(settings)
-        self._controls = [self.control, self._new_control(settings), self._new_control(settings)]
+        self.control = self._new_control()
+        self._signals_control = self._new_control()
         self.calls = ControlCalls(self.lease, self.flags, clock, log)
         self.feed: MarkFeed | None = None
         self.heartbeats = Heartbeats(
-            self._controls[1],
+            self._new_control,
             self.lease,
+            self.watchdog,
             clock,
             log,
             newest_mark=self._newest_mark,
             on_renewed=self._on_renewed,
         )
         self.signals = SignalWait(
-            self._controls[2],
+            self._signals_control,
             clock,
             timing.work_wait_s,
             on_cancel=self._on_cancel,
             on_ended=self.heartbeats.hurry,
         )
-        self._provisioner_url = settings.provisioner_url
 
     @property
     def timing(self) -> Timing:
@@ -173,8 +174,9 @@ class Worker:
 
     def _on_lost(self) -> None:
         """In whichever thread noticed. Cuts whatever speaks to the control plane."""
-        for control in self._controls:
-            control.interrupt()
+        self.control.interrupt()
+        self._signals_control.interrupt()
+        self.heartbeats.cut()
         self.flags.raise_(Flag.LOST)
         self.watchdog.at(self.clock.monotonic() + LOST_EXIT_S, self._end_process)
 
@@ -193,20 +195,19 @@ class Worker:
         if renewed.cancel_requested:
             self._on_cancel()
 
-    def _new_control(self, settings: ChildSettings) -> JobControl:
-        timing = settings.read_timing()
+    def _new_control(self) -> JobControl:
         control = JobControl(
-            settings.control_url,
+            self._settings.control_url,
             job=self.claim.job,
             lease_generation=self.claim.lease_generation,
             token=self.claim.worker_token,
-            timeouts=Timeouts(call=timing.control_timeout_s, read=timing.control_timeout_s),
+            timeouts=self._timeouts(),
         )
         self._clients.append(control)
         return control
 
     def _url(self, spec: ExecutionSpec) -> str:
-        return spec.provisioner_url or self._provisioner_url
+        return spec.provisioner_url or self._settings.provisioner_url
 
     def _timeouts(self) -> Timeouts:
         return Timeouts(call=self.timing.control_timeout_s, read=self.timing.control_timeout_s)
