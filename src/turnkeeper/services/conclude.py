@@ -18,14 +18,15 @@ from turnkeeper.services.leased import must
 from turnkeeper.services.losing import lose, raise_fence
 from turnkeeper.services.tree import Tree, lock_tree, stop_run
 from turnkeeper.services.wakes import VERDICTS
-from turnkeeper.store import activations, conversations, memberships
+from turnkeeper.store import activations, conversations, events, memberships
 from turnkeeper.store.activations import ActivationRow
 from turnkeeper.store.attempts import AttemptRow
+from turnkeeper.store.events import NewEvent
 from turnkeeper.store.locks import lock_activation, lock_membership
 from turnkeeper.store.memberships import MembershipRow
 from turnkeeper.store.runs import RunRow
 from turnkeeper.store.tx import Tx
-from turnkeeper.wire.turn import Outcome
+from turnkeeper.wire.turn import EventKind, Outcome
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ async def conclude(
         await raise_fence(tx, closing, run.runtime_scope_id)
     for child in turn.tree.descendants:
         await stop_run(tx, s, closing, child, turn.tree.attempt_of(child.id), ErrorCode.EXECUTION_TREE_CLOSED)
+    if end.settled:
+        await _add_settled_notice(tx, turn)
     status = await end_run(
         tx,
         s,
@@ -103,6 +106,19 @@ async def conclude(
     await recompute(tx, run.runtime_scope_id, closing.owner)
     await closing.outbox.flush(tx)
     return status
+
+
+async def _add_settled_notice(tx: Tx, turn: LockedTurn) -> None:
+    """The worker uploads this notice; where that failed (F-03), the end of the run makes good for it."""
+    run, activation = turn.run, turn.activation
+    if activation is None or await events.has_kind(tx, run.id, EventKind.SHARED_WORKSPACE_SETTLED):
+        return
+    data = {
+        "epoch": activation.epoch,
+        "native_turn": activation.native_turn,
+        "native_session": activation.native_session,
+    }
+    turn.closing.outbox.add(run.thread_id, NewEvent(run.id, EventKind.SHARED_WORKSPACE_SETTLED, data))
 
 
 async def _move_membership(tx: Tx, s: Services, turn: LockedTurn, move: Move) -> None:

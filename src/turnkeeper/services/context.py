@@ -1,5 +1,6 @@
 """What every use case is given: the database, the signals, the settings, and the few things outside that it may ask."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,6 +31,14 @@ class SandboxDeleter(Protocol):
         ...
 
 
+class CommandCheck(Protocol):
+    """Whether an agent's programs are there: a fact of the machine that sandboxes run on."""
+
+    async def missing(self, command: Sequence[str], programs: Sequence[str]) -> str | None:
+        """One line saying what is missing; None where nothing is, or where it cannot be known. Cached by whoever answers."""
+        ...
+
+
 @dataclass(frozen=True)
 class Services:
     """Handed to every use case. Composition roots make one; nothing here is ever replaced."""
@@ -42,6 +51,8 @@ class Services:
     sandbox_timing: SandboxTiming = field(default_factory=SandboxTiming)
     sandboxes: SandboxDeleter | None = None
     """None: no provisioner is configured. Fences of scopes that never had a sandbox are cleared all the same."""
+    commands: CommandCheck | None = None
+    """None: nothing is said to be missing."""
     clock: Clock = system_clock
     provisioner_url: str | None = None
     """What workers are told; None: each host knows its own."""

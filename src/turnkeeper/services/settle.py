@@ -12,12 +12,10 @@ from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
 from turnkeeper.services.current import OTHER_ACTIVATION, Current, lock_current
 from turnkeeper.services.leased import LEASE_REFUSED, Leased, LeaseEnded, held, lock_leased, run_leased
-from turnkeeper.services.publish import Outbox
 from turnkeeper.store import activations, memberships, workspaces
 from turnkeeper.store.activations import ActivationRow
-from turnkeeper.store.events import NewEvent
 from turnkeeper.store.tx import Tx
-from turnkeeper.wire.turn import EventKind, Outcome, SettlementReceipt
+from turnkeeper.wire.turn import Outcome, SettlementReceipt
 from turnkeeper.wire.worker import Settle, SettleAnswer
 
 
@@ -105,16 +103,6 @@ async def _record(tx: Tx, leased: Leased, current: Current, receipt: SettlementR
         agent_start_ticks=receipt.agent.start_ticks,
     )
     await held(tx, lease, moved, "settlement")
-    outbox = Outbox()
-    outbox.add(
-        leased.run.thread_id,
-        NewEvent(
-            leased.run.id,
-            EventKind.SHARED_WORKSPACE_SETTLED,
-            {"epoch": epoch, "native_turn": receipt.native_turn, "native_session": clean(receipt.native_session)},
-        ),
-    )
-    await outbox.flush(tx)
     return SettleAnswer(activation=activation.id, native_turn=receipt.native_turn, epoch=epoch, settled_at=settled_at)
 
 

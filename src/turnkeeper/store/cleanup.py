@@ -89,3 +89,11 @@ async def unended_closed_scopes(reader: Reader, limit: int) -> list[PendingClean
         (limit,),
         as_=PendingCleanup,
     )
+
+
+async def flagged_run(reader: Reader, runtime_scope_id: str) -> str | None:
+    """The run that carries the scope's fence. None: it is down."""
+    return await reader.fetch_value(
+        "SELECT id FROM runs WHERE runtime_scope_id = %s AND runtime_cleanup_pending ORDER BY id LIMIT 1",
+        (runtime_scope_id,),
+    )

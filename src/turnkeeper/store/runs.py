@@ -179,7 +179,7 @@ async def unclaimed(reader: Reader, *, bound_s: float, limit: int) -> list[RunRo
     """Ready runs that no host took for `bound_s`, while no live host of their provisioner exists."""
     return await reader.fetch_all(
         f"SELECT {COLUMNS} FROM runs r WHERE ready_at < tk_now() - make_interval(secs => %s) "
-        "AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.state <> 'gone' "
+        "AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.state = 'ready' "
         "AND (r.provisioner IS NULL OR h.provisioner = r.provisioner)) ORDER BY ready_at LIMIT %s",
         (bound_s, limit),
         as_=RunRow,
@@ -191,7 +191,7 @@ async def is_unclaimed(reader: Reader, run_id: str, *, bound_s: float) -> bool:
     return await reader.fetch_value(
         "SELECT EXISTS (SELECT 1 FROM runs r WHERE id = %s AND status = 'pending' "
         "AND ready_at < tk_now() - make_interval(secs => %s) "
-        "AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.state <> 'gone' "
+        "AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.state = 'ready' "
         "AND (r.provisioner IS NULL OR h.provisioner = r.provisioner)))",
         (run_id, bound_s),
     )

@@ -1,0 +1,124 @@
+"""Agent definitions: added, listed, removed. Whether a command is there is a fact of the sandbox's machine, asked for here."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+from turnkeeper.domain.agent import AgentDefinition, Network, parse_definition
+from turnkeeper.domain.errors import ProblemCode
+from turnkeeper.services.answers import Invalid, NotFound
+from turnkeeper.services.context import Services
+from turnkeeper.store import agents as statements
+from turnkeeper.store.agents import AgentRow
+from turnkeeper.store.tx import Database, Tx
+from turnkeeper.wire.canonical import canonical_sha256
+from turnkeeper.wire.public import Agent
+
+NO_AGENT = NotFound("agent")
+
+
+def definition_json(definition: AgentDefinition) -> dict[str, Any]:
+    """A definition as it is stored: what `parse_definition` reads, without what is at its default."""
+    stored: dict[str, Any] = {
+        "name": definition.name,
+        "title": definition.title,
+        "command": list(definition.command),
+        "env": dict(definition.env),
+        "secrets": list(definition.secrets),
+        "setup": [list(command) for command in definition.setup],
+        "network": definition.network.value,
+        "runtime_policy": definition.runtime_policy.value,
+        "new_session_per_turn": definition.new_session_per_turn,
+        "can_load": definition.can_load,
+        "can_resume": definition.can_resume,
+        "permissions": [{"kind": rule.kind, "action": rule.action.value} for rule in definition.permissions],
+        "execution_timeout_s": definition.execution_timeout_s,
+        "session_timeout_s": definition.session_timeout_s,
+        "setup_timeout_s": definition.setup_timeout_s,
+        "image": definition.image,
+        "programs": list(definition.programs),
+        "install_hint": definition.install_hint,
+        "skills": list(definition.skills),
+        "allowed_subagents": list(definition.allowed_subagents),
+        "keep_background_processes": definition.keep_background_processes,
+    }
+    return {name: value for name, value in stored.items() if value not in (None, [], {}, False)}
+
+
+async def put_agent(s: Services, name: str, definition: Mapping[str, object]) -> Agent | Invalid:
+    """Add or replace a definition. `Invalid` has one line for each complaint."""
+    parsed = parse_definition(definition)
+    if isinstance(parsed, list):
+        return Invalid(ProblemCode.BAD_REQUEST, "definition", "; ".join(parsed), {"complaints": parsed})
+    if parsed.name != name:
+        return Invalid(ProblemCode.BAD_REQUEST, "name", f"the definition is of {parsed.name!r}, not of {name!r}")
+
+    async def work(tx: Tx) -> AgentRow:
+        return await _put(tx, parsed)
+
+    return await _shown(s, await s.db.run("agent.put", work))
+
+
+async def _put(tx: Tx, definition: AgentDefinition) -> AgentRow:
+    stored = definition_json(definition)
+    return await statements.put_agent(
+        tx,
+        name=definition.name,
+        definition=stored,
+        sha256=canonical_sha256(stored),
+        runtime_policy=definition.runtime_policy.value,
+    )
+
+
+async def put_if_new(db: Database, definition: AgentDefinition) -> bool:
+    """Add a ready-made definition, unless there is or was an agent of that name. Whether it was added."""
+
+    async def work(tx: Tx) -> bool:
+        if await statements.get_agent(tx, definition.name) is not None:
+            return False
+        await _put(tx, definition)
+        return True
+
+    return await db.run("agent.ready_made", work)
+
+
+async def list_agents(s: Services) -> list[Agent]:
+    """All that can be chosen, by name, without their definitions."""
+    rows = await s.db.read("agent.list", statements.list_agents)
+    return list(await asyncio.gather(*(_shown(s, row, with_definition=False) for row in rows)))
+
+
+async def get_agent(s: Services, name: str) -> Agent | NotFound:
+    """One with its definition."""
+    row = await s.db.read("agent.get", lambda r: statements.get_agent(r, name))
+    return NO_AGENT if row is None or row.removed_at is not None else await _shown(s, row)
+
+
+async def remove_agent(s: Services, name: str) -> Agent | NotFound:
+    """No conversation can be started with it any more; those that exist keep their records, and their runs fail."""
+
+    async def work(tx: Tx) -> AgentRow | None:
+        return await statements.remove_agent(tx, name)
+
+    row = await s.db.run("agent.remove", work)
+    return NO_AGENT if row is None else await _shown(s, row)
+
+
+async def _shown(s: Services, row: AgentRow, *, with_definition: bool = True) -> Agent:
+    parsed = parse_definition(cast("Mapping[str, object]", row.definition))
+    if isinstance(parsed, list):
+        missing: str | None = "its stored definition cannot be used: " + "; ".join(parsed)
+        title, network, hint = row.name, Network.NONE, None
+    else:
+        missing = None if s.commands is None else await s.commands.missing(parsed.command, parsed.programs)
+        title, network, hint = parsed.title, parsed.network, parsed.install_hint
+    return Agent(
+        name=row.name,
+        title=title,
+        network=network.value,
+        runtime_policy=row.runtime_policy,
+        available=missing is None,
+        unavailable=missing,
+        install=hint if missing is not None else None,
+        definition=row.definition if with_definition else None,
+    )

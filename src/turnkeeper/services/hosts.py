@@ -1,0 +1,82 @@
+"""Hosts: heartbeats, gone children, tokens, and the list that operators read."""
+
+from turnkeeper.kit.ids import digest, new_id, new_secret
+from turnkeeper.kit.log import get_logger
+from turnkeeper.kit.text import clean
+from turnkeeper.services.context import Services
+from turnkeeper.services.reap import end_gone
+from turnkeeper.store import host_tokens
+from turnkeeper.store import hosts as statements
+from turnkeeper.store.hosts import HostRow
+from turnkeeper.store.locks import lock_host
+from turnkeeper.store.tx import Tx
+from turnkeeper.wire.host import HostHeartbeat, HostHeartbeatAnswer
+from turnkeeper.wire.public import Server
+
+EARLIER_KEPT = 20
+_log = get_logger("services.hosts")
+
+
+async def heartbeat(s: Services, host: str, request: HostHeartbeat) -> HostHeartbeatAnswer:
+    """Note that a host lives, and end the attempts whose children it found gone.
+
+    A new incarnation takes the host over; that by itself ends no attempt. `superseded` tells an earlier one to stop.
+    """
+
+    async def work(tx: Tx) -> bool:
+        error = clean(request.launch_error or "") or None
+        state = request.state
+        if state == "backing_off" and error is None:
+            error = "no reason was given"
+        facts = {
+            "name": host,
+            "incarnation": request.incarnation,
+            "version": clean(request.version),
+            "capacity": request.capacity,
+            "labels": {clean(name): clean(value) for name, value in request.labels.items()},
+            "provisioner": clean(request.provisioner),
+            "state": state,
+            "launch_error": error,
+        }
+        if await statements.insert_host(tx, **facts):  # type: ignore[arg-type] - one dict for both statements
+            return False
+        known = await lock_host(tx, host, HostRow)
+        if known is None or request.incarnation in known.earlier_incarnations:
+            return True
+        earlier = known.earlier_incarnations
+        if known.incarnation != request.incarnation:
+            earlier = [*earlier, known.incarnation][-EARLIER_KEPT:]
+            _log.info("host_registered", host=host, incarnation=request.incarnation)
+        await statements.update_host(tx, earlier=earlier, **facts)  # type: ignore[arg-type]
+        return False
+
+    superseded = await s.db.run("host.heartbeat", work)
+    for child in request.gone:
+        if await end_gone(s, host, child.job, child.attempt, child.lease_generation):
+            _log.info("child_gone", host=host, run=child.job, attempt=child.attempt)
+    return HostHeartbeatAnswer(superseded=superseded, interval_s=max(1, int(s.timing.host_heartbeat_s)))
+
+
+async def list_servers(s: Services) -> list[Server]:
+    """Admin → Servers."""
+    return [Server.model_validate(vars(row)) for row in await s.db.read("host.list", statements.list_hosts)]
+
+
+async def create_host_token(s: Services, host: str) -> str:
+    """A new token for a host; shown now and never again."""
+    token = new_secret("tkh_")
+
+    async def work(tx: Tx) -> None:
+        await host_tokens.insert_token(tx, token_id=new_id(), host=host, token_hash=digest(token))
+
+    await s.db.run("host.token", work)
+    return token
+
+
+async def revoke_host_tokens(s: Services, host: str) -> int:
+    """Every token of a host stops opening anything; how many there were."""
+
+    async def work(tx: Tx) -> int:
+        return await host_tokens.revoke_tokens(tx, host)
+
+    return await s.db.run("host.revoke", work)
