@@ -121,7 +121,8 @@ def open_pidfd(process: ProcessId) -> int | None:
     except (ProcessLookupError, ValueError):
         return None
     except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENOENT):  # the number now belongs to a thread; kernels differ in the word
+        # The number now belongs to a thread; kernels differ in the word for it.
+        if error.errno in (errno.EINVAL, errno.ENOENT):
             return None
         raise
     if is_alive(process):
