@@ -62,29 +62,32 @@ class ControlCalls:
     def carry_out(self, operation: str, call: Callable[[], T], patience: Patience) -> T:
         """The answer to `call`. The `CallError` of the last try is raised where none came."""
         pauses_s = iter(patience.pauses_s)
+        said: tuple[str, int | None] | None = None
         while True:
             if self._flags.lost:
                 raise LeaseLost
             try:
                 return call()
             except CallError as error:
-                self._judge(operation, error)
+                said = self._judge(operation, error, said)
                 pause_s = next(pauses_s, None)
                 if pause_s is None or not is_tried_again(error):
                     raise
             self._clock.wait(self._flags.lost_event, pause_s)
 
-    def _judge(self, operation: str, error: CallError) -> None:
+    def _judge(self, operation: str, error: CallError, said: tuple[str, int | None] | None) -> tuple[str, int | None]:
+        """What the failure means for the lease. It is logged once per outage (E-03); returns what was said of it."""
         if self._flags.lost:  # the call was cut by it
             raise LeaseLost from error
         status = error.status if isinstance(error, ClientError) else None
-        self._log.warning(
-            "agent_control_failure", operation=operation, exception=exception_name(error), http_status=status
-        )
+        what = (exception_name(error), status)
+        if what != said:
+            self._log.warning("agent_control_failure", operation=operation, exception=what[0], http_status=status)
         verdict = verdict_of(error) if isinstance(error, ClientError) else None
         if verdict is not None:
             self._lease.lose(verdict)
             raise LeaseLost from error
+        return what
 
 
 def is_tried_again(error: CallError) -> bool:
