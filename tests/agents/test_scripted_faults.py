@@ -8,10 +8,16 @@ from pathlib import Path
 
 import acp
 import pytest
+from acp.schema import PermissionOption, RequestPermissionResponse, ToolCallUpdate
 
 from agents.acp_client import Drive, by_kind, scripted, until
 
 ENDINGS = {"exit0": 0, "exit1": 1, "exit7": 7, "segv": -11}
+
+
+async def never(_call: ToolCallUpdate, _options: list[PermissionOption]) -> RequestPermissionResponse:
+    """Leave the permission open: an answer written to a dead agent would make the library's close() raise."""
+    return await asyncio.get_running_loop().create_future()
 
 
 async def stages(agent: Drive, cwd: str) -> None:
@@ -33,7 +39,7 @@ async def test_leaving(tmp_path: Path, stage: str, fault: str) -> None:
             async with scripted(tmp_path, answer=None, **env):
                 pytest.fail("initialize was answered")
     else:
-        async with scripted(tmp_path, answer=by_kind("allow_once"), **env) as agent:
+        async with scripted(tmp_path, answer=never, **env) as agent:
             with pytest.raises(ConnectionError):
                 await stages(agent, str(tmp_path / "work"))
             assert await agent.process.wait() == ENDINGS[fault]
@@ -45,7 +51,7 @@ async def test_leaving(tmp_path: Path, stage: str, fault: str) -> None:
 @pytest.mark.parametrize("stage", ["new", "load", "resume", "prompt", "permission"])
 async def test_stdout_closed_while_the_process_lives(tmp_path: Path, stage: str) -> None:
     """Case: F07 (the instrument). The reader sees the end of stdout; the process stays, also without stdin, until killed."""
-    async with scripted(tmp_path, answer=by_kind("allow_once"), SCRIPTED_AGENT_FAULT=f"{stage}:close-stdout") as agent:
+    async with scripted(tmp_path, answer=never, SCRIPTED_AGENT_FAULT=f"{stage}:close-stdout") as agent:
         with pytest.raises(ConnectionError):
             await stages(agent, str(tmp_path / "work"))
         assert agent.process.stdin is not None

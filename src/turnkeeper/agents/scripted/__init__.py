@@ -32,7 +32,7 @@ first of a turn, each begins on a new line. Paths are relative to the session's 
 ``/fail-bytes HEX``    the same, the message being these bytes as they are.
 ``/exit CODE``         exits at once with CODE.
 ``/crash``             ends itself by SIGSEGV (no core file).
-``/hang``              never answers this prompt and ignores cancel.
+``/hang``              never answers this prompt; a prompt that holds it ignores cancel from its begin.
 ``/fault FAULT``       carries out a fault (below) in mid-turn.
 ``/bytes HEX [| HEX]`` a chunk whose JSON text holds exactly these bytes, escapes and broken UTF-8 included; groups
                        separated by ``|`` go out in writes of their own, 50 ms apart.

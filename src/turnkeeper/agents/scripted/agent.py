@@ -53,7 +53,7 @@ class Agent:
         with self._lock:
             turns = list(self._running.values())
         for turn in turns:
-            turn.cancel()  # so that commands end with the agent
+            turn.cancel(ends=True)  # so that commands end with the agent
         for thread in self._threads:
             thread.join(END_GRACE_S / len(self._threads))
 
@@ -169,20 +169,19 @@ class Agent:
             return None
         session = self._sessions.get(session_id)
         self._require_quiet(session_id)
-        number, remembered = session.begin(text)
-        turn = Turn(self._wire, self._faults, session, number, remembered)
+        turn = Turn(self._wire, self._faults, session, text)
         with self._lock:
             self._running[session_id] = turn
-        thread = threading.Thread(target=self._run, args=(turn, text, request_id), daemon=True)
+        thread = threading.Thread(target=self._run, args=(turn, request_id), daemon=True)
         self._threads = [old for old in self._threads if old.is_alive()] + [thread]
         thread.start()
         return None
 
-    def _run(self, turn: Turn, text: str, request_id: object) -> None:
+    def _run(self, turn: Turn, request_id: object) -> None:
         """The thread of one turn: carries it out, records its end, then answers."""
         stop, failure = "end_turn", None
         try:
-            perform(turn, text, DIRECTIVES)
+            perform(turn, DIRECTIVES)
         except CancelError:
             stop = "cancelled"
         except NoAnswerError:

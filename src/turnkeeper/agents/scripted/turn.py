@@ -39,15 +39,17 @@ class UsageError(Exception):
 class Turn:
     """The state of one prompt. The reading thread calls ``cancel`` alone; the rest belongs to the turn's own thread."""
 
-    def __init__(self, wire: Wire, faults: Faults, session: Session, number: int, remembered: int) -> None:
+    def __init__(self, wire: Wire, faults: Faults, session: Session, text: str) -> None:
         self.wire = wire
         self.faults = faults
         self.session = session
-        self.number = number
-        self.remembered = remembered
+        self.text = text
+        self.number, self.remembered = session.begin(text)
         self.late: list[str] = []
         self._reply: list[str] = []
         self._tools = 0
+        # From the begin: a cancel that overtakes the directive would end the turn after all.
+        self._ignores_cancel = any(line.strip() == "/hang" for line in text.split("\n"))
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._on_cancel: Callable[[], None] | None = None
@@ -97,8 +99,10 @@ class Turn:
 
     # cancel
 
-    def cancel(self) -> None:
-        """The client cancels: wakes what waits, and what the turn left to be called."""
+    def cancel(self, *, ends: bool = False) -> None:
+        """The client cancels, or the agent ``ends``: wakes what waits, and calls what was left to be called."""
+        if self._ignores_cancel and not ends:
+            return
         with self._lock:
             self._cancelled.set()
             if self._on_cancel is not None:
@@ -122,9 +126,9 @@ class Turn:
             raise CancelError
 
 
-def perform(turn: Turn, text: str, directives: dict[str, Callable[[Turn, str], None]]) -> None:
+def perform(turn: Turn, directives: dict[str, Callable[[Turn, str], None]]) -> None:
     """Carry out a prompt line by line; raises CancelError, NoAnswerError or FailError."""
-    for line in text.split("\n"):
+    for line in turn.text.split("\n"):
         order = line.strip(" \t\r")
         turn.check()
         if not order:
