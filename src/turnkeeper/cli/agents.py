@@ -94,9 +94,13 @@ def add(connect: Connect, file: Path, as_json: bool) -> None:
 
 @agents.command(epilog="Example: turnkeeper agents remove my-agent")
 @click.argument("name")
+@json_option
 @connection_options
-def remove(connect: Connect, name: str) -> None:
+def remove(connect: Connect, name: str, as_json: bool) -> None:
     """Remove a definition: no new conversation can use it."""
     with connect() as client:
         client.remove_agent(name)
-    click.echo(f"removed {name}")
+    if as_json:
+        print_json({"removed": name})
+    else:
+        click.echo(f"removed {name}")

@@ -55,9 +55,13 @@ def list_(connect: Connect, as_json: bool) -> None:
 
 @keys.command(epilog="Example: turnkeeper keys revoke 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d")
 @click.argument("key_id", metavar="KEY")
+@json_option
 @connection_options
-def revoke(connect: Connect, key_id: str) -> None:
+def revoke(connect: Connect, key_id: str, as_json: bool) -> None:
     """Revoke a key (its id): it opens nothing any more."""
     with connect() as client:
         client.revoke_key(key_id)
-    click.echo(f"revoked {key_id}")
+    if as_json:
+        print_json({"revoked": key_id})
+    else:
+        click.echo(f"revoked {key_id}")

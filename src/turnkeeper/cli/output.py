@@ -4,24 +4,26 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
-def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any]) -> None:
+def print_json(value: "BaseModel | Sequence[BaseModel] | dict[str, Any]") -> None:
     """One JSON value on one line: models as they go over the wire."""
-    if isinstance(value, BaseModel):
-        plain: Any = value.model_dump(mode="json")
-    elif isinstance(value, dict):
-        plain = value
-    else:
+    if isinstance(value, dict):
+        plain: Any = value
+    elif isinstance(value, Sequence):
         plain = [one.model_dump(mode="json") for one in value]
+    else:
+        plain = value.model_dump(mode="json")
     click.echo(json.dumps(plain, ensure_ascii=False))
 
 

@@ -1,6 +1,19 @@
 """The process commands. Each reads its settings from the environment (docs/operations/settings.md); `up` starts them all."""
 
+import os
+
 import click
+
+
+def _check(*, listen: str | None = None, lease_ttl: int | None = None) -> None:
+    """Refuse what was given wrongly before anything heavy is imported: `OptionRefused` ends the command with status 2."""
+    from turnkeeper.domain.settings import timing_from_environ, with_lease_ttl
+    from turnkeeper.main.environment import parse_listen
+
+    if listen is not None:
+        parse_listen(listen, "--listen")
+    if lease_ttl is not None:
+        with_lease_ttl(timing_from_environ(os.environ)[0], str(lease_ttl))
 
 
 def _environment_help(command: str) -> str:
@@ -12,6 +25,7 @@ def _environment_help(command: str) -> str:
 @click.option("--lease-ttl", type=int, default=None, help="Lifetime of an attempt's lease, in s (AGENT_LEASE_TTL).")
 def control(listen: str, lease_ttl: int | None) -> int:
     """Run the control plane: owner API, worker API, pages, reaper, reconciler."""
+    _check(listen=listen, lease_ttl=lease_ttl)
     from turnkeeper.main.control import run
 
     return run(listen, lease_ttl)
@@ -32,6 +46,7 @@ def control(listen: str, lease_ttl: int | None) -> int:
 )
 def provisioner(listen: str, unsafe_no_isolation: bool) -> int:
     """Run the provisioner: sandboxes and the owners' storage on this machine."""
+    _check(listen=listen)
     from turnkeeper.main.provisioner import run
 
     return run(listen, unsafe_no_isolation=unsafe_no_isolation)
@@ -51,6 +66,7 @@ def provisioner(listen: str, unsafe_no_isolation: bool) -> int:
 )
 def host(capacity: int, lease_ttl: int | None) -> int:
     """Run a host: it claims runs and starts one child process for each turn. SIGTERM drains it."""
+    _check(lease_ttl=lease_ttl)
     from turnkeeper.main.host import run
 
     return run(capacity, lease_ttl)
@@ -64,7 +80,6 @@ def host(capacity: int, lease_ttl: int | None) -> int:
 @click.option("--config-fd", type=int, required=True, help="A descriptor that holds the start-up message.")
 def sandboxd(listen_fd: int, config_fd: int) -> None:
     """Run the sandbox manager, pid 1 of a sandbox. It is started by a launcher, not by hand."""
-    import os
     import sys
 
     for descriptor in (listen_fd, config_fd):

@@ -54,8 +54,7 @@ def run(args: list[str] | None = None) -> int:
         click.echo("stopped", err=True)
         return 1
     except click.UsageError as error:
-        error.show()
-        return 2
+        return _used_wrongly(error)
     except click.ClickException as error:
         click.echo(f"error: {error.format_message()}", err=True)
         return error.exit_code
@@ -68,12 +67,23 @@ def run(args: list[str] | None = None) -> int:
     return status if isinstance(status, int) else 0
 
 
+def _used_wrongly(error: click.UsageError) -> int:
+    """One line: what is wrong, and where help is. A group that is called without a command shows its help."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return 2
+    command = error.ctx.command_path if error.ctx is not None else "turnkeeper"
+    message = " ".join(error.format_message().split())
+    click.echo(f"error: {message.rstrip('.')} (see {command} --help)", err=True)
+    return 2
+
+
 def _unexpected(error: Exception) -> int:
     """One line for what the known families of errors say of themselves; a hint how to see more for the rest."""
     import os
     import traceback
 
-    from turnkeeper.domain.errors import OperationalError, SettingRefused
+    from turnkeeper.domain.errors import OperationalError, OptionRefused, SettingRefused
 
     if os.environ.get("TURNKEEPER_DEBUG"):
         traceback.print_exception(error)
@@ -85,4 +95,4 @@ def _unexpected(error: Exception) -> int:
     else:
         hint = "set TURNKEEPER_DEBUG=1 to see where it came from"
         click.echo(f"error: unexpected {type(error).__name__}: {error} ({hint})", err=True)
-    return 1
+    return 2 if isinstance(error, OptionRefused) else 1

@@ -102,6 +102,10 @@ class SettingRefused(Exception):  # noqa: N818 - the house style's name
         self.lines = lines
 
 
+class OptionRefused(SettingRefused):
+    """The same for what was given on the command line: the command was used wrongly (exit status 2, L-09)."""
+
+
 _SENTENCES: dict[ErrorCode, tuple[str, str]] = {
     ErrorCode.WORKER_LEASE_EXPIRED: (
         "We did not hear from the machine that worked on this message in time, so the turn was ended.",

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from turnkeeper.domain.errors import SettingRefused
+from turnkeeper.domain.errors import OptionRefused, SettingRefused
 
 ENV_LEASE_TTL = "AGENT_LEASE_TTL"
 ENV_HEARTBEAT_INTERVAL = "AGENT_HEARTBEAT_INTERVAL"
@@ -203,12 +203,12 @@ def timing_from_environ(environ: Mapping[str, str], base: Timing = Timing()) -> 
 
 
 def with_lease_ttl(timing: Timing, text: str) -> Timing:
-    """`timing` with the value of `--lease-ttl`; `SettingRefused` where that is no number or too short (L-09)."""
+    """`timing` with the value of `--lease-ttl`; `OptionRefused` where that is no number or too short (L-09)."""
     value = _parse_seconds(text)
     if value is None:
-        raise SettingRefused(f"--lease-ttl is {text!r}; it must be a number of seconds")
+        raise OptionRefused(f"--lease-ttl is {text!r}; it must be a number of seconds")
     if value <= timing.lease_ttl_floor_s:
-        raise SettingRefused(_too_short("--lease-ttl", value, timing))
+        raise OptionRefused(_too_short("--lease-ttl", value, timing))
     return replace(timing, lease_ttl_s=value)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnkeeper.domain.errors import SettingRefused
+from turnkeeper.domain.errors import OptionRefused, SettingRefused
 
 TOKEN_LENGTH_MIN = 32
 
@@ -101,9 +101,9 @@ def parse_listen(text: str, setting: str) -> ListenAddress:
     if text.startswith("unix:"):
         path = Path(text.removeprefix("unix:"))
         if not path.is_absolute():
-            raise SettingRefused(f"{setting} is {text!r}; unix: is followed by an absolute path")
+            raise OptionRefused(f"{setting} is {text!r}; unix: is followed by an absolute path")
         return ListenAddress(socket_path=path)
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise SettingRefused(f"{setting} is {text!r}; it must be host:port, such as 127.0.0.1:8420, or unix:/path")
+        raise OptionRefused(f"{setting} is {text!r}; it must be host:port, such as 127.0.0.1:8420, or unix:/path")
     return ListenAddress(host=host.strip("[]"), port=int(port))
