@@ -15,6 +15,8 @@ from turnkeeper.api.metrics import Metrics
 from turnkeeper.api.operations import create_operations
 from turnkeeper.api.owner import create_owner_api
 from turnkeeper.api.settings import ApiSettings
+from turnkeeper.api.sse import Streams
+from turnkeeper.api.waits import Waits
 from turnkeeper.api.worker import create_worker_api
 from turnkeeper.services import events
 from turnkeeper.services.context import Services
@@ -24,7 +26,7 @@ OPERATION_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 
 class ControlApp:
-    """See the module. `metrics` are this process's numbers, `feeds` its event streams."""
+    """See the module. Call `close_waits` before the server is asked to stop."""
 
     def __init__(
         self,
@@ -32,11 +34,11 @@ class ControlApp:
         owner: ASGIApp,
         operations: ASGIApp,
         pages: ASGIApp | None,
-        metrics: Metrics,
+        waits: Waits,
         feeds: Feeds,
     ) -> None:
-        self.metrics = metrics
-        self.feeds = feeds
+        self._waits = waits
+        self._feeds = feeds
         self._worker = worker
         self._owner = owner
         self._operations = operations
@@ -51,9 +53,11 @@ class ControlApp:
         else:
             await send({"type": "websocket.close", "code": 1003})
 
-    async def close_streams(self) -> None:
-        """End every event stream, so that a stopping server need not wait for its readers. They come back elsewhere."""
-        await self.feeds.close()
+    async def close_waits(self) -> None:
+        """End every event stream and every request that waits on purpose, so that a stopping server need not wait for
+        them. Their clients come back."""
+        self._waits.close()
+        await self._feeds.close()
 
     def _part(self, path: str) -> ASGIApp:
         if path.startswith(WORKER_PREFIX):
@@ -70,7 +74,7 @@ class ControlApp:
             if message["type"] == "lifespan.startup":
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
-                await self.close_streams()
+                await self.close_waits()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
@@ -79,13 +83,15 @@ def create_app(services: Services, settings: ApiSettings | None = None, *, pages
     """The application of one control-plane process. `pages`: `turnkeeper.web.app.create_pages`."""
     settings = settings or ApiSettings()
     metrics = Metrics()
+    waits = Waits()
     feeds = Feeds(lambda thread_id: events.subscribe(services, thread_id), metrics, settings.stream_readers_max)
+    streams = Streams(services, feeds, metrics)
     guard = RequestGuard(metrics, settings.allowed_hosts)
     return ControlApp(
-        guard.around(create_worker_api(services, settings, metrics), check_host=False),
-        guard.around(create_owner_api(services, settings, metrics, feeds), check_host=True),
+        guard.around(create_worker_api(services, settings, metrics, waits), check_host=False),
+        guard.around(create_owner_api(services, settings, metrics, streams), check_host=True),
         guard.around(create_operations(services, metrics), check_host=False),
         guard.around(pages, check_host=True) if pages is not None else None,
-        metrics,
+        waits,
         feeds,
     )

@@ -114,7 +114,7 @@ def _cleaned(value: object, free_text: Collection[str]) -> object:
 
 def _too_large(limit: int, size: int | None) -> ProblemRaised:
     what = "the body" if size is None else f"the body of {size} bytes"
-    return ProblemRaised(ProblemCode.TOO_LARGE, f"{what} is larger than {limit} bytes", limit_bytes=limit)
+    return ProblemRaised(ProblemCode.TOO_LARGE, f"{what} is larger than {limit} bytes", extra={"limit_bytes": limit})
 
 
 async def _drain(request: Request) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnkeeper.api.languages import language_of
@@ -12,6 +13,8 @@ from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.kit.clock import system_clock
 from turnkeeper.kit.ids import new_id
 from turnkeeper.kit.log import get_logger
+
+_ANSWERED = "turnkeeper.answered_failure"
 
 _log = get_logger("api.guard")
 
@@ -44,31 +47,40 @@ class _Guarded:
         except ProblemRaised as problem:
             await problem.response(language_of(scope))(scope, receive, sent)
         except Exception as failure:
-            await self._answer_defect(failure, scope, receive, sent)
+            await self._answer_failure(failure, scope, receive, sent)
         finally:
             if not sent.is_stream:
                 template = route_template(scope)
                 took = system_clock.monotonic() - begun
                 self._metrics.requests.labels(scope["method"], template, str(sent.status)).observe(took)
 
-    async def _answer_defect(self, failure: Exception, scope: Scope, receive: Receive, sent: "_Sent") -> None:
-        if is_outage(failure):
-            _log.warning("database_unavailable", route=route_template(scope), exception=type(failure).__name__)
-            response = problem_response(
-                ProblemCode.UPSTREAM_UNAVAILABLE, "the database does not answer; try again", language=language_of(scope)
-            )
-        else:
-            error_id = new_id()
-            self._metrics.internal_errors.inc()
-            _log.exception("request_failed", error_id=error_id, route=route_template(scope), method=scope["method"])
-            response = problem_response(
-                ProblemCode.INTERNAL,
-                f"the operator finds it in the log as error_id {error_id}",
-                language=language_of(scope),
-                extra={"error_id": error_id},
-            )
+    async def _answer_failure(self, failure: Exception, scope: Scope, receive: Receive, sent: "_Sent") -> None:
+        if scope.get(_ANSWERED) is failure:
+            return  # FastAPI answers first and then raises it again
+        response = failure_response(failure, scope, self._metrics)
         if sent.status == 0:
             await response(scope, receive, sent)
+
+
+def failure_response(failure: Exception, scope: Scope, metrics: Metrics) -> Response:
+    """The answer to an exception that nobody expected, which is logged here, once, and never shown."""
+    scope[_ANSWERED] = failure
+    if is_outage(failure):
+        _log.warning("database_unavailable", route=route_template(scope), exception=type(failure).__name__)
+        return problem_response(
+            ProblemCode.UPSTREAM_UNAVAILABLE, "the database does not answer; try again", language=language_of(scope)
+        )
+    error_id = new_id()
+    metrics.internal_errors.inc()
+    _log.error(
+        "request_failed", error_id=error_id, route=route_template(scope), method=scope["method"], exc_info=failure
+    )
+    return problem_response(
+        ProblemCode.INTERNAL,
+        f"the operator finds it in the log as error_id {error_id}",
+        language=language_of(scope),
+        extra={"error_id": error_id},
+    )
 
 
 class _Sent:

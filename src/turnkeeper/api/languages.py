@@ -9,12 +9,12 @@ _KEY = "turnkeeper.language"
 
 def set_language(scope: Scope, language: Language) -> None:
     """Remember the owner's setting for whatever this request is answered."""
-    scope[_KEY] = language
+    scope.setdefault("state", {})[_KEY] = language  # shared by the copies of a scope that routers make
 
 
 def language_of(scope: Scope) -> Language:
     """The owner's setting, else the first of the browser's languages that we speak, else English."""
-    known = scope.get(_KEY)
+    known = scope.get("state", {}).get(_KEY)
     if isinstance(known, Language):
         return known
     header = next((v for k, v in scope.get("headers", ()) if k == b"accept-language"), b"").decode("latin-1")

@@ -4,8 +4,7 @@ The HTTP side's numbers are in a registry of their own, so that two applications
 of the store, and of the process itself, are in the library's default one. `/metrics` shows both.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterable
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
@@ -15,20 +14,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _REQUEST_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
-class MetricSource(Protocol):
-    """A part of the process that keeps numbers of its own and tells them when they are asked for."""
+class _Once:
+    """Numbers that were read for one rendering."""
 
-    def __call__(self) -> Iterable[Metric]:
-        """The numbers as of now. Must not block."""
-        ...
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
-
-class _Source:
-    def __init__(self, read: MetricSource) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._read()
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 class Metrics:
@@ -40,12 +33,6 @@ class Metrics:
             "turnkeeper_http_request_seconds",
             "Time to answer a request, by the template of its route; streams are left out",
             ("method", "route", "status"),
-            buckets=_REQUEST_BUCKETS,
-            registry=self.registry,
-        )
-        self.claim_wait = Histogram(
-            "turnkeeper_claim_seconds",
-            "Time from a run becoming ready to its claim",
             buckets=_REQUEST_BUCKETS,
             registry=self.registry,
         )
@@ -66,10 +53,8 @@ class Metrics:
             "turnkeeper_internal_errors_total", "Requests answered with code internal", registry=self.registry
         )
 
-    def add_source(self, read: Callable[[], Iterable[Metric]]) -> None:
-        """Let another part of the process tell its numbers too."""
-        self.registry.register(_Source(read))  # type: ignore[arg-type]
-
-    def render(self) -> bytes:
-        """Everything, as text."""
-        return generate_latest(self.registry) + generate_latest(REGISTRY)
+    def render(self, families: Iterable[Metric]) -> bytes:
+        """Everything as text: this process's numbers, and `families`, which were read from the database just now."""
+        read = CollectorRegistry()
+        read.register(_Once(families))
+        return generate_latest(self.registry) + generate_latest(REGISTRY) + generate_latest(read)

@@ -25,7 +25,7 @@ class PageRequest:
 
 def page_request(request: Request) -> PageRequest:
     """From the query. `ProblemRaised` (400) with the name of what is wrong."""
-    return PageRequest(_limit(request.query_params.get("limit")), cursor_id(request.query_params.get("cursor")))
+    return PageRequest(limit_of(request.query_params.get("limit")), cursor_id(request.query_params.get("cursor")))
 
 
 def cursor_id(cursor: str | None) -> str | None:
@@ -48,16 +48,17 @@ def cursor_of(last_id: str) -> str:
     return base64.urlsafe_b64encode(last_id.encode("ascii")).decode("ascii").rstrip("=")
 
 
-def page_response(items: Sequence[BaseModel], next_id: str | None) -> Response:
-    """A page as an answer. `next_id`: the last id of this page, where there is more."""
+def page_response(items: Sequence[BaseModel], next_id: str | None, *, opaque: bool = True) -> Response:
+    """A page as an answer. `next_id`: the last id of this page, where there is more (a sequence number: not `opaque`)."""
     page = Page(
         items=tuple(item.model_dump(mode="json") for item in items),
-        next=None if next_id is None else cursor_of(next_id),
+        next=cursor_of(next_id) if next_id is not None and opaque else next_id,
     )
     return Response(page.model_dump_json(), media_type="application/json", headers={"cache-control": "no-store"})
 
 
-def _limit(asked: str | None) -> int:
+def limit_of(asked: str | None) -> int:
+    """The size of a page. `ProblemRaised` (400) for anything but a number within the bounds."""
     if asked is None:
         return PAGE_SIZE_DEFAULT
     if asked.isascii() and asked.isdigit() and 1 <= int(asked[:6]) <= PAGE_SIZE_MAX and len(asked) < 6:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from turnkeeper.domain.errors import Language, ProblemCode, problem_title
+from turnkeeper.domain.errors import ErrorCode, Language, ProblemCode, problem_title, sentence
 from turnkeeper.kit.log import redact_text
 from turnkeeper.kit.text import clean
 from turnkeeper.wire.problem import PROBLEM_MEDIA_TYPE, Problem
@@ -72,16 +72,22 @@ _DETAIL_MAX = 500
 
 
 class ProblemRaised(Exception):  # noqa: N818 - what it carries is the name
-    """Ends the handling of a request with a problem. `extra` are further members, such as `holder`."""
+    """Ends the handling of a request with a problem. `field` names what is wrong; `extra` are further members, such as `holder`."""
 
     def __init__(
-        self, code: ProblemCode, detail: str, *, headers: Mapping[str, str] | None = None, **extra: Any
+        self,
+        code: ProblemCode,
+        detail: str,
+        *,
+        field: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.code = code
         self.detail = detail
         self.headers = headers
-        self.extra = extra
+        self.extra = {**(extra or {}), **({} if field is None else {"field": field})}
 
     def response(self, language: Language) -> Response:
         """The answer, its title in the reader's language."""
@@ -95,13 +101,14 @@ def problem_response(
     language: Language = Language.EN,
     headers: Mapping[str, str] | None = None,
     extra: Mapping[str, Any] | None = None,
+    run_error: ErrorCode | None = None,
 ) -> Response:
-    """A problem as an HTTP answer."""
+    """A problem as an HTTP answer. `run_error`: the worker is told the error of its run, which then is the code."""
     status = STATUS[code]
     problem = Problem(
-        title=problem_title(code, language),
+        title=problem_title(code, language) if run_error is None else sentence(run_error, language),
         status=status,
-        code=code.value,
+        code=code.value if run_error is None else run_error.value,
         detail=one_line(detail),
         retryable=code in RETRYABLE,
         **(extra or {}),

@@ -13,9 +13,7 @@ A run's stream closes after its `end`, also for one who connects after it. (F09)
 """
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,9 +21,13 @@ from starlette.types import Receive, Scope, Send
 
 from turnkeeper.api.feeds import PAGE_EVENTS, Feed, Feeds, Frame, ReadPage, encode, encode_event
 from turnkeeper.api.metrics import Metrics
+from turnkeeper.api.paging import limit_of
 from turnkeeper.api.problems import ProblemRaised, shown
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.kit.log import get_logger
+from turnkeeper.services.context import Services
+from turnkeeper.services.openings import Opening, run_page
+from turnkeeper.services.stream import thread_page
 from turnkeeper.wire.turn import Event, EventKind
 
 SEQ_MAX = 2**63 - 1
@@ -59,45 +61,46 @@ def position_of(request: Request) -> Position:
     return Position(None if asked is None else _sequence(asked))
 
 
+def wants_stream(request: Request) -> bool:
+    """A stream, unless JSON is asked for and a stream is not."""
+    accept = request.headers.get("accept", "")
+    return "application/json" not in accept or "text/event-stream" in accept
+
+
+def event_page(request: Request) -> tuple[int, int]:
+    """`after` and `limit` of a page of events; `next` of the page before may come as `cursor` too."""
+    cursor = request.query_params.get("cursor")
+    after = position_of(request).after if cursor is None else _sequence(cursor)
+    if cursor is not None and after is None:
+        raise ProblemRaised(
+            ProblemCode.BAD_REQUEST, f"cursor is {shown(cursor)}: give the `next` of the page before", field="cursor"
+        )
+    return after or 0, limit_of(request.query_params.get("limit"))
+
+
 def _sequence(text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= 400):
         return None
     return min(int(text), SEQ_MAX)
 
 
-@dataclass(frozen=True)
-class Opening:
-    """What one read of the database says at the start of a stream.
+class StreamSource:
+    """The reads behind one stream. Each takes a connection for one read and gives it back (F03)."""
 
-    `last_seq` is the newest sequence of the conversation, `first` where a reader without a position begins,
-    `dropped` the newest sequence that is no longer stored (0: all are). For a run's stream, `run_id` is set, `end` is its
-    stored end where there is one, and `ended` says that it is over although its end was dropped with others.
-    """
-
-    thread_id: str
-    last_seq: int
-    first: int
-    dropped: int
-    state: Mapping[str, object]
-    run_id: str | None = None
-    end: Event | None = None
-    lost_end: Mapping[str, object] | None = None
-
-
-class StreamSource(Protocol):
-    """The reads behind one stream. Each takes a connection for one statement and gives it back."""
-
-    async def open(self) -> Opening:
-        """The state and the bounds, as of one moment."""
-        ...
+    def __init__(self, services: Services, thread_id: str, run_id: str | None) -> None:
+        self._services = services
+        self._thread_id = thread_id
+        self._run_id = run_id
 
     async def read(self, after: int, limit: int) -> list[Event]:
         """Stored events of this stream (of the run, or of the whole conversation) after `after`, in order."""
-        ...
+        if self._run_id is None:
+            return await self.read_thread(after, limit)
+        return await run_page(self._services, self._run_id, after=after, limit=limit)
 
     async def read_thread(self, after: int, limit: int) -> list[Event]:
         """Stored events of the whole conversation, for the shared feed."""
-        ...
+        return await thread_page(self._services, self._thread_id, after=after, limit=limit)
 
 
 class Cursor:
@@ -267,11 +270,20 @@ async def _until_left(receive: Receive) -> None:
             return
 
 
-async def open_stream(
-    request: Request, source: StreamSource, feeds: Feeds, metrics: Metrics, heartbeat_s: float
-) -> EventStream:
-    """The stream that a request asks for. `ProblemRaised` where it cannot be given."""
-    place = position_of(request)
-    if feeds.full:
-        raise ProblemRaised(ProblemCode.RATE_LIMITED, "too many event streams are open; close one or try again later")
-    return EventStream(source, await source.open(), place, feeds, metrics, heartbeat_s)
+class Streams:
+    """Opens the streams of one process."""
+
+    def __init__(self, services: Services, feeds: Feeds, metrics: Metrics) -> None:
+        self._services = services
+        self._feeds = feeds
+        self._metrics = metrics
+
+    def open(self, place: Position, opening: Opening) -> EventStream:
+        """The stream that begins there. `ProblemRaised` (429) where too many are open."""
+        if self._feeds.full:
+            raise ProblemRaised(
+                ProblemCode.RATE_LIMITED, "too many event streams are open; close one or try again later"
+            )
+        source = StreamSource(self._services, opening.thread_id, opening.run_id)
+        heartbeat_s = self._services.timing.stream_heartbeat_s
+        return EventStream(source, opening, place, self._feeds, self._metrics, heartbeat_s)

@@ -88,7 +88,7 @@ class Renderer:
             auto_reload=False,
         )
         common: dict[str, Any] = {
-            "version": version, "show_time": show_time, "diff_class": diff_class, "problem": None, "owner": None,
+            "version": version, "show_time": show_time, "diff_class": diff_class, "rich": rich, "problem": None, "owner": None,
         }  # fmt: skip
         cast("dict[str, Any]", self._environment.globals).update(common)
 

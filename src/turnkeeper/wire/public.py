@@ -23,6 +23,12 @@ PAGE_SIZE_DEFAULT = 50
 PAGE_SIZE_MAX = 200
 
 
+def session_cookie(port: int | None) -> str:
+    """The name of the pages' session cookie, which may also read `/v1/…`. It holds the port, because browsers share the
+    cookies of one host among all its ports."""
+    return "turnkeeper" if port is None else f"turnkeeper_{port}"
+
+
 class NewConversation(Request):
     """`workdir` absent: a fresh directory named by the thread id."""
 

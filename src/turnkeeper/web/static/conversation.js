@@ -9,6 +9,7 @@ const turns = document.getElementById("turns");
 const announce = root.querySelector("[data-announce]");
 const LIVE_CHARS_MAX = 200_000;
 
+const unknown = new Set();
 let refreshing = null;
 let again = false;
 
@@ -118,7 +119,11 @@ function onEvent(event) {
   const data = JSON.parse(event.data);
   const turn = turnOf(data.run_id);
   if (!turn) {
-    if (event.type !== "end") refresh(); // a message from another window
+    // A message from another window. Asked for once: a run that is not on this page stays unknown.
+    if (!unknown.has(data.run_id)) {
+      unknown.add(data.run_id);
+      refresh();
+    }
     return;
   }
   if ("final" in turn.dataset) return;
