@@ -24,7 +24,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from turnkeeper.kit.procs import kill
+from turnkeeper.kit.procs import ProcessId, kill, processes, wait_gone
 from turnkeeper.store import migrate
 from turnkeeper.store.embedded import EmbeddedPostgres
 
@@ -32,6 +32,7 @@ WAIT_S = 15.0
 _SPARE_DATABASES = 2
 _USED_DATABASES = 60
 _PREFIX = "tk-test-"
+_ALIVE = ".alive.lock"
 # Durable, but without what only a busy or a replicated server needs.
 FAST_SETTINGS = {
     "wal_level": "minimal",
@@ -144,13 +145,15 @@ def postgres_server() -> Generator[PostgresServer]:
 
 @contextlib.contextmanager
 def private_directory() -> Generator[Path]:
-    """A directory with a short name (sockets), removed at the end."""
+    """A directory with a short name (sockets), removed at the end. A lock in it says that its test session lives."""
     sweep()
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with (directory / _ALIVE).open("wb") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def embedded_at(directory: Path, **settings: str) -> EmbeddedPostgres:
@@ -168,19 +171,22 @@ def throw_away(embedded: EmbeddedPostgres) -> None:
 
 
 def sweep() -> None:
-    """End what a test session left that was killed: a server without a supervisor in a directory of ours."""
+    """End what a test session left that was killed: servers, and the directory that nobody keeps."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        lock = directory / ".postgres.supervisor.lock"
-        try:
-            ours = directory.lstat().st_uid == os.geteuid() and (directory / "postgres" / "PG_VERSION").is_file()
-            if not ours or not lock.is_file() or _is_locked(lock):
-                continue
-            left = embedded_at(directory)
-            left.start_blocking()
-            throw_away(left)
-        except Exception:  # noqa: S112 - somebody else sweeps or works there; it is theirs
-            continue
-        shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.suppress(OSError):  # somebody else is faster, or it is not ours
+            if directory.lstat().st_uid == os.geteuid() and not _is_locked(directory / _ALIVE):
+                end_processes_in(directory)
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def end_processes_in(directory: Path) -> None:
+    """Kill whatever works below `directory`: a postmaster and its children do so in their data directory."""
+    for found in processes():
+        process = ProcessId(found.pid, found.start_ticks)
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{found.pid}/cwd").readlink().is_relative_to(directory):
+                kill(process, signal.SIGKILL)
+                wait_gone(process, WAIT_S)
 
 
 def _is_locked(path: Path) -> bool:

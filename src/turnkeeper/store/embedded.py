@@ -133,6 +133,11 @@ class EmbeddedPostgres:
         return self._postmaster
 
     @property
+    def socket_dir(self) -> Path:
+        """Where the socket is."""
+        return self._socket_dir
+
+    @property
     def alive(self) -> bool:
         """Whether the server runs."""
         if self._child is not None:
@@ -150,11 +155,10 @@ class EmbeddedPostgres:
         if self.alive:
             return self.url()
         installation = pginstall.find_installation()
-        deadline = Deadline.after(self._start_timeout_s, self._clock)
         self._prepare_directories()
         self._supervise()
         try:
-            self._adopt_or_start(installation, deadline)
+            self._adopt_or_start(installation)
             self._create_database()
         except BaseException:
             self.stop_blocking()
@@ -223,9 +227,10 @@ class EmbeddedPostgres:
 
     # ------------------------------------------------------------------------------------------------------ adopt or start
 
-    def _adopt_or_start(self, installation: Installation, deadline: Deadline) -> None:
+    def _adopt_or_start(self, installation: Installation) -> None:
         self._choose_socket_directory()
         while True:
+            deadline = Deadline.after(self._start_timeout_s, self._clock)
             occupant = self._wait_for(self._occupant, deadline)
             if occupant is None:
                 raise DatabaseUnavailable(
@@ -295,7 +300,7 @@ class EmbeddedPostgres:
             self._child.poll()
         if not is_alive(process):
             return False
-        return True if self._answers(process) else None
+        return True if self.answers(process) else None
 
     def _ensure_data_directory(self, installation: Installation, lock_fd: int) -> None:
         version = self._data_dir / "PG_VERSION"
@@ -343,7 +348,7 @@ class EmbeddedPostgres:
             why = self._last_log_line(log_start) or f"no answer within {self._start_timeout_s:g} s"
             raise DatabaseUnavailable(f"the embedded PostgreSQL did not start: {why} (log: {self._log_file})")
 
-    def _answers(self, expected: ProcessId) -> bool:
+    def answers(self, expected: ProcessId) -> bool:
         """Whether exactly this process answers a query on our socket."""
         try:
             with self._connect("postgres") as connection, socket.socket(fileno=os.dup(connection.fileno())) as raw:
@@ -365,6 +370,7 @@ class EmbeddedPostgres:
 
     def _end(self, process: ProcessId) -> None:
         """Fast shutdown; after the bound an immediate one, which the next start recovers from."""
+        kill(process, signal.SIGCONT)  # a stopped process hears of nothing but SIGKILL
         for sig, bound_s in ((signal.SIGINT, self._stop_timeout_s), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
             kill(process, sig)
             if wait_gone(process, bound_s):
