@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 
 from turnkeeper.agents.scripted import speech, tools
@@ -225,6 +226,11 @@ def prompt_text(blocks: list[dict[str, Any]]) -> str:
         else:
             raise ProtocolError(INVALID_PARAMS, f"prompt block {block['type']!r} is not supported")
     return "\n".join(lines)
+
+
+def command() -> int:
+    """`turnkeeper-scripted-agent`: the name under which a sandbox finds it."""
+    return main(sys.argv[1:])
 
 
 def main(arguments: list[str]) -> int:
