@@ -59,16 +59,25 @@ def connect(url: str, data: Path | None) -> Generator["OwnerClient"]:
 
 def api_key(data: Path | None) -> str:
     """`TURNKEEPER_API_KEY`, else the first owner's key that `turnkeeper up` keeps in its data directory."""
-    given = os.environ.get("TURNKEEPER_API_KEY")
+    given = os.environ.get("TURNKEEPER_API_KEY", "").strip()
     if given:
-        return given
+        return _sendable(given, "TURNKEEPER_API_KEY")
     from turnkeeper.main.paths import DataDirectory, default_data_directory
 
     file = DataDirectory(data or default_data_directory()).owner_key
     try:
-        return file.read_text().strip()
+        return _sendable(file.read_text().strip(), str(file))
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{file} holds no API key, which is one word of printable letters") from error
     except OSError as error:
         raise click.ClickException(
             f"no API key: TURNKEEPER_API_KEY is not set and {file} cannot be read "
             f"({os.strerror(error.errno or 0)}); start `turnkeeper up`, or give --data of the one that runs"
         ) from error
+
+
+def _sendable(key: str, source: str) -> str:
+    """`key`, which goes into a header. The key itself is never shown."""
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise click.ClickException(f"{source} holds no API key, which is one word of printable letters")
+    return key

@@ -29,9 +29,10 @@ def db() -> None:
 @json_option
 def upgrade(database: str | None, as_json: bool) -> None:
     """Bring the schema to this release. Running it again changes nothing."""
+    dsn = _dsn(database)
     from turnkeeper.main.database import upgrade_database
 
-    revision = upgrade_database(_dsn(database))
+    revision = upgrade_database(dsn)
     if as_json:
         print_json({"revision": revision})
     else:
@@ -43,9 +44,10 @@ def upgrade(database: str | None, as_json: bool) -> None:
 @json_option
 def check(database: str | None, as_json: bool) -> int:
     """Say whether the product would start on this database: version, durability, schema. Exit status 1 if not."""
+    dsn = _dsn(database)
     from turnkeeper.main.database import check_database
 
-    findings = check_database(_dsn(database))
+    findings = check_database(dsn)
     if as_json:
         print_json({"ok": not findings, "findings": findings})
     else:
