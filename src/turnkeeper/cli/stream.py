@@ -27,11 +27,15 @@ def show_stream(events: "Iterator[StreamEvent]", *, as_json: bool) -> dict[str, 
     return end
 
 
+OUTPUT_LINES_MAX = 12
+
+
 class Printer:
-    """Remembers whether the cursor stands in the middle of a text."""
+    """Remembers whether the cursor stands in the middle of a text, and what the tool calls are called."""
 
     def __init__(self) -> None:
         self._in_text = False
+        self._titles: dict[str, str] = {}
 
     def show(self, kind: EventKind, data: dict[str, Any]) -> None:
         """Print one event."""
@@ -78,3 +82,27 @@ class Printer:
                 return f"· {data.get('status')}"
             case _:
                 return None
+
+    def _tool_call(self, data: dict[str, Any]) -> str:
+        title = self._titles[str(data.get("id"))] = str(data.get("title") or data.get("id"))
+        return f"· {data.get('kind') or 'tool'}: {title}"
+
+    def _tool_update(self, data: dict[str, Any]) -> str | None:
+        """The end of a tool call, with the first lines of what it said."""
+        status = data.get("status")
+        if status not in ("completed", "failed"):
+            return None
+        lines = [f"    {line}" for line in _output(data).splitlines()]
+        if len(lines) > OUTPUT_LINES_MAX:
+            lines[OUTPUT_LINES_MAX:] = [f"    … {len(lines) - OUTPUT_LINES_MAX} more lines"]
+        if status == "failed":
+            lines.insert(0, f"· failed: {data.get('title') or self._titles.get(str(data.get('id')), 'tool')}")
+        return "\n".join(lines) or None
+
+
+def _output(data: dict[str, Any]) -> str:
+    """The text of a tool call's content; diffs and terminals are left to the change summary."""
+    blocks: list[dict[str, Any]] = data.get("content") or []
+    return "\n".join(
+        str((block.get("content") or {}).get("text", "")) for block in blocks if block.get("type") == "content"
+    )
