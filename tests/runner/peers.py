@@ -568,13 +568,15 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             for line in events.after(after, self.peers.closing):
                 data = json.dumps(line).encode() + b"\n"
-                if events.cut_after_lines is not None and sent >= events.cut_after_lines:
-                    if events.cut_inside:
-                        self._chunk(data[: len(data) // 2])
+                if events.cut_inside and sent == events.cut_after_lines:
+                    self._chunk(data[: len(data) // 2])
                     self.cut()
                     return
                 self._chunk(data)
                 sent += 1
+                if not events.cut_inside and sent == events.cut_after_lines:
+                    self.cut()
+                    return
             self.wfile.write(b"0\r\n\r\n")
 
     def _chunk(self, data: bytes) -> None:

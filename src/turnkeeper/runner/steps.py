@@ -13,7 +13,7 @@ from turnkeeper.client.provisioner import Manager
 from turnkeeper.domain.errors import ErrorCode, InvariantViolation, ProblemCode
 from turnkeeper.domain.lease import cancel_lead
 from turnkeeper.runner.calls import ONE_TRY, Patience, is_tried_again
-from turnkeeper.runner.failure import Failure, Halted, Stage, TurnFailed, failure_of, failure_of_agent
+from turnkeeper.runner.failure import Failure, Halted, Stage, TurnFailed, code_of, failure_of, failure_of_agent
 from turnkeeper.runner.flags import Flag
 from turnkeeper.runner.heartbeat import exception_name
 from turnkeeper.runner.worker import Beside, Worker
@@ -61,12 +61,14 @@ def prepare(worker: Worker, progress: Progress, worker_name: str) -> ExecutionSp
             "prepare", lambda: worker.control.prepare(worker_name), Patience.for_preparation(worker.timing)
         )
     except CallError as error:
-        code = ErrorCode.PREPARATION_FAILED
-        if isinstance(error, ClientError) and error.code == ErrorCode.INVALID_RUNTIME_SCOPE.value:
-            code = ErrorCode.INVALID_RUNTIME_SCOPE  # the re-check of T-05
-        raise TurnFailed(failure_of(error, code, Stage.PREPARE)) from error
+        raise TurnFailed(failure_of(error, _prepare_code(error), Stage.PREPARE)) from error
     progress.spec = spec
     return spec
+
+
+def _prepare_code(error: CallError) -> ErrorCode:
+    """A run that must not be executed is refused with the code that it ends with (T-05)."""
+    return code_of(error.code if isinstance(error, ClientError) else None, ErrorCode.PREPARATION_FAILED)
 
 
 def enter(worker: Worker, progress: Progress, spec: ExecutionSpec) -> Manager:
@@ -143,8 +145,10 @@ def _find_or_create(worker: Worker, spec: ExecutionSpec) -> Sandbox:
 
 
 def _ensure_code(error: CallError) -> ErrorCode:
-    refused = isinstance(error, ClientError) and error.code in _WORKDIR_CODES
-    return ErrorCode.PREPARATION_FAILED if refused else ErrorCode.SANDBOX_UNAVAILABLE
+    code = error.code if isinstance(error, ClientError) else ""
+    if code == ProblemCode.AGENT_UNAVAILABLE.value:
+        return ErrorCode.AGENT_START_FAILED  # its command is not on this machine
+    return ErrorCode.PREPARATION_FAILED if code in _WORKDIR_CODES else ErrorCode.SANDBOX_UNAVAILABLE
 
 
 def _record_container(worker: Worker, progress: Progress, sandbox: Sandbox) -> None:
@@ -306,14 +310,16 @@ def admit(worker: Worker, progress: Progress, native_session: str) -> None:
     except CallError as error:
         if isinstance(error, ClientError) and error.status < 500 and not is_tried_again(error):
             progress.admission = Admission.NONE  # a final answer: nothing was recorded
-            _look_for_cancel(worker)
+            _look_for_cancel(worker, error)
         raise TurnFailed(failure_of(error, ErrorCode.ADMISSION_REFUSED, Stage.ADMIT)) from error
     progress.admission = Admission.CONFIRMED
 
 
-def _look_for_cancel(worker: Worker) -> None:
+def _look_for_cancel(worker: Worker, refusal: ClientError) -> None:
     """A cancel is the usual reason for a refusal, and may not have been heard of yet. Raises `Halted` for it."""
     worker.check()
+    if refusal.extra.get("why") == "cancelled":
+        raise Halted(Flag.CANCELLED)
     try:
         signals = worker.calls.carry_out("signals", lambda: worker.control.signals(0), ONE_TRY)
     except CallError:

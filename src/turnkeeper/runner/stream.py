@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from turnkeeper.client.http import CallError, ClientError
+from turnkeeper.client.http import CallError, ClientError, ConnectionFailed
 from turnkeeper.client.provisioner import Manager
 from turnkeeper.kit.clock import Clock
 from turnkeeper.kit.log import Logger
@@ -24,6 +24,8 @@ _FRUITLESS_MAX: Final = 5
 """How often in a row the manager may answer and yet say nothing that can be used."""
 _ENDED_STATUSES: Final = frozenset({401, 403, 404, 409, 410})
 _LINE_BYTES_MAX: Final = 16 << 20
+SILENCE_S: Final = 60.0
+"""A stream that says nothing for this long is opened again: an agent may well be silent, and so is a dead connection."""
 
 
 class UnusableError(Exception):
@@ -70,6 +72,10 @@ class TurnStream:
                     self.gone = StreamGone(exception_name(error), error.status)
                     return
                 self._note(failures, exception_name(error), error.status)
+            except ConnectionFailed as error:
+                if error.kind == "ReadTimeout":
+                    continue
+                self._note(failures, exception_name(error), None)
             except CallError as error:
                 fruitless += not error.retryable  # a line that is too long
                 self._note(failures, exception_name(error), None)
@@ -81,7 +87,7 @@ class TurnStream:
             self._clock.wait(self._stopped, _PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
 
     def _read(self, after: int) -> Iterator[tuple[TurnLine, int]]:
-        with self._manager.events(after) as stream:
+        with self._manager.events(after, silence_s=SILENCE_S) as stream:
             for raw in stream.lines(_LINE_BYTES_MAX):
                 try:
                     line = TurnLine.model_validate_json(raw)
