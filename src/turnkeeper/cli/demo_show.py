@@ -16,7 +16,8 @@ from turnkeeper.cli.stream import Printer
 from turnkeeper.client.owner import OwnerClient
 from turnkeeper.kit.clock import system_clock
 from turnkeeper.main.demo import DemoReport, converse
-from turnkeeper.main.paths import default_data_directory
+from turnkeeper.main.paths import DataDirectory, default_data_directory
+from turnkeeper.main.teardown import end_sandboxes
 from turnkeeper.main.up import Running, UpSettings, run_up
 
 DEFAULT_PORT = 8420
@@ -48,6 +49,7 @@ def run_demo(*, once: bool, data: Path | None, port: int | None, unsafe_no_isola
             port=_free_port(port, once=once),
             capacity=4,
             unsafe_no_isolation=unsafe_no_isolation,
+            end_sandboxes=once,
         )
         with contextlib.suppress(_Ended):
             run_up(settings, on_ready=show)
@@ -72,7 +74,7 @@ def _converse(running: Running, *, as_json: bool) -> DemoReport:
 
     key = running.data.owner_key.read_text().strip()
     with OwnerClient(running.url, key) as client:
-        report = converse(client, lambda uid: running.data.root / "owners" / uid / "workspace", on_turn, on_event)
+        report = converse(client, running.data.workspace, on_turn, on_event)
     printer.finish_line()
     return report
 
@@ -107,6 +109,9 @@ def _data_directory(given: Path | None, *, once: bool) -> Generator[Path]:
         try:
             yield fresh
         finally:
+            # A sandbox outlives `up`, so that the next one finds it; here there is no next one.
+            for line in end_sandboxes(DataDirectory(fresh)):
+                click.echo(f"error: {line}", err=True)
             shutil.rmtree(fresh, ignore_errors=True)
     else:
         yield default_data_directory().with_name("turnkeeper-demo")

@@ -60,12 +60,9 @@ class Printer:
             case EventKind.SESSION:
                 return f"· session {data.get('mode')}"
             case EventKind.TOOL_CALL:
-                return f"· {data.get('kind') or 'tool'}: {data.get('title') or data.get('id')}"
+                return self._tool_call(data)
             case EventKind.TOOL_UPDATE:
-                status = data.get("status")
-                return (
-                    f"· {data.get('title') or data.get('id')}: {status}" if status in ("completed", "failed") else None
-                )
+                return self._tool_update(data)
             case EventKind.PERMISSION:
                 answer: dict[str, Any] = data.get("answer") or {}
                 return f"· permission for {data.get('title') or 'a tool'}: {answer.get('outcome')}"
@@ -103,6 +100,5 @@ class Printer:
 def _output(data: dict[str, Any]) -> str:
     """The text of a tool call's content; diffs and terminals are left to the change summary."""
     blocks: list[dict[str, Any]] = data.get("content") or []
-    return "\n".join(
-        str((block.get("content") or {}).get("text", "")) for block in blocks if block.get("type") == "content"
-    )
+    contents: list[dict[str, Any]] = [block.get("content") or {} for block in blocks if block.get("type") == "content"]
+    return "\n".join(str(content.get("text", "")) for content in contents)

@@ -32,8 +32,21 @@ from turnkeeper.cli.output import json_option
     is_flag=True,
     help="Run agents without a sandbox. They can read and write all that this user can.",
 )
+@click.option(
+    "--end-sandboxes",
+    is_flag=True,
+    help="End the sandboxes when stopping; sessions are loaded again when they are used. Default: they live on.",
+)
 @json_option
-def up(data: Path | None, address: str, port: int, capacity: int, unsafe_no_isolation: bool, as_json: bool) -> int:
+def up(
+    data: Path | None,
+    address: str,
+    port: int,
+    capacity: int,
+    unsafe_no_isolation: bool,
+    end_sandboxes: bool,
+    as_json: bool,
+) -> int:
     """Run everything on this machine until Ctrl-C: embedded PostgreSQL, control plane, provisioner and a host.
 
     DATABASE_URL, if set, is used instead of the embedded PostgreSQL.
@@ -41,6 +54,11 @@ def up(data: Path | None, address: str, port: int, capacity: int, unsafe_no_isol
     from turnkeeper.main.up import UpSettings, announce, run_up
 
     settings = UpSettings.of_environment(
-        data, address=address, port=port, capacity=capacity, unsafe_no_isolation=unsafe_no_isolation
+        data,
+        address=address,
+        port=port,
+        capacity=capacity,
+        unsafe_no_isolation=unsafe_no_isolation,
+        end_sandboxes=end_sandboxes,
     )
     return run_up(settings, on_ready=lambda running: announce(running, as_json=as_json))

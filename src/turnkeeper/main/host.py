@@ -30,6 +30,7 @@ def settings_from(environment: Environment, capacity: int, lease_ttl: int | None
         data=Path(environment.path("TURNKEEPER_DATA")),
         capacity=capacity,
         timing=timing,
+        lease_ttl_s=lease_ttl,
         limits=limits,
         log_level=environment.text("TURNKEEPER_LOG_LEVEL", "info"),
     )

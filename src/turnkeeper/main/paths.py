@@ -78,6 +78,15 @@ class DataDirectory:
         """State of the hosts: the children that each one started."""
         return self.root / "host"
 
+    @property
+    def sandboxes(self) -> Path:
+        """State of the local sandboxes, one directory each (the provisioner's)."""
+        return self.root / "sandboxes"
+
+    def workspace(self, uid: str) -> Path:
+        """An owner's workspace."""
+        return self.root / "owners" / uid / "workspace"
+
     def make(self) -> None:
         """Create the directories; refuse one that cannot be written or that others can read."""
         try:

@@ -20,6 +20,7 @@ from pathlib import Path
 import click
 
 from turnkeeper.client.http import AsyncHttpClient, CallError
+from turnkeeper.client.provisioner_admin import ProvisionerAdmin
 from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.kit import log as logs
 from turnkeeper.kit.clock import system_clock
@@ -38,6 +39,7 @@ HOST_STOP_S = 75.0
 HOST_NAME = "local"
 LINK_PATH = "/login"
 DATABASE_PAUSE_S = 2.0
+DELETE_S = 10.0
 
 log = get_logger("main.up")
 
@@ -52,11 +54,19 @@ class UpSettings:
     capacity: int
     database_url: str | None
     unsafe_no_isolation: bool
+    end_sandboxes: bool
     environment: Mapping[str, str]
 
     @classmethod
     def of_environment(
-        cls, data: Path | None, *, address: str, port: int, capacity: int, unsafe_no_isolation: bool
+        cls,
+        data: Path | None,
+        *,
+        address: str,
+        port: int,
+        capacity: int,
+        unsafe_no_isolation: bool,
+        end_sandboxes: bool,
     ) -> "UpSettings":
         """The command's options, completed from the environment."""
         environment = Environment.of_process()
@@ -67,6 +77,7 @@ class UpSettings:
             capacity=capacity,
             database_url=environment.optional("DATABASE_URL"),
             unsafe_no_isolation=unsafe_no_isolation,
+            end_sandboxes=end_sandboxes,
             environment=environment.values,
         )
 
@@ -270,10 +281,25 @@ class _Up:
         finally:
             # The host first: its turns still need the others to end well.
             for process in reversed(processes):
+                if process.name == "provisioner" and self.settings.end_sandboxes:
+                    await self._end_sandboxes()
                 await process.stop()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _end_sandboxes(self) -> None:
+        """No turn runs any more. What cannot be ended is named, and taken over by the next start."""
+        token = self.data.provisioner_token.read_text().strip()
+        client = ProvisionerAdmin(ListenAddress(socket_path=self.data.provisioner_socket).url, token)
+        try:
+            for one in await client.inventory(timeout_s=DELETE_S):
+                if one.state == "running" and one.generation is not None:
+                    await client.delete_instance(one.sandbox_id, one.generation, timeout_s=DELETE_S)
+        except CallError as error:
+            log.warning("sandboxes_not_ended", why=str(error))
+        finally:
+            await client.close()
 
     async def _wait_ready(self, processes: list[ManagedProcess], url: str) -> None:
         """Until `/readyz` says so, which covers the database, the provisioner and the host."""
