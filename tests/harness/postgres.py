@@ -31,6 +31,7 @@ from turnkeeper.store.embedded import EmbeddedPostgres
 WAIT_S = 15.0
 _SPARE_DATABASES = 2
 _USED_DATABASES = 60
+_SUPPLY_S = 45.0
 _PREFIX = "tk-test-"
 _ALIVE = ".alive.lock"
 # Durable, but without what only a busy or a replicated server needs.
@@ -55,17 +56,19 @@ class PostgresServer:
     template: str
     _spare: "queue.Queue[str | None]" = field(default_factory=lambda: queue.Queue(_SPARE_DATABASES))
     _used: "queue.Queue[str]" = field(default_factory=queue.Queue[str])
-    _worker: threading.Thread | None = None
+    _workers: list[threading.Thread] = field(default_factory=list[threading.Thread])
     _closing: threading.Event = field(default_factory=threading.Event)
 
     def create_database(self, *, empty: bool = False) -> str:
         """A database of its own, migrated unless `empty`; its connection string."""
         if empty:
             return self._copy("template0")
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._work, name="databases", daemon=True)
-            self._worker.start()
-        made = self._spare.get(timeout=WAIT_S)
+        if not self._workers:
+            # Copying and dropping take longer than most tests do, so both are done while a test runs.
+            for work in (self._make, self._remove):
+                self._workers.append(threading.Thread(target=work, name=f"databases {work.__name__}", daemon=True))
+                self._workers[-1].start()
+        made = self._spare.get(timeout=_SUPPLY_S)
         assert made is not None, "the server refuses to copy its template; its log says why"
         return made
 
@@ -74,35 +77,34 @@ class PostgresServer:
         self._used.put(dsn)
 
     def close(self, *, drop: bool) -> None:
-        """End the worker; `drop` what is left where the server itself stays."""
+        """End the workers; `drop` what is left where the server itself stays."""
         self._closing.set()
-        with contextlib.suppress(queue.Empty):
-            while True:  # makes room, so that the worker sees that we close
-                self._used.put(self._spare.get_nowait() or "")
-        if self._worker is not None:
-            self._worker.join(WAIT_S)
+        for worker in self._workers:
+            while worker.is_alive():
+                with contextlib.suppress(queue.Empty):  # makes room, so that the maker sees that we close
+                    self._used.put(self._spare.get_nowait() or "")
+                worker.join(0.02)
         while drop:
             try:
-                self._drop(self._used.get_nowait())
+                self._drop((self._spare if self._spare.qsize() else self._used).get_nowait() or "")
             except queue.Empty:
                 break
 
-    def _work(self) -> None:
-        # Copying and dropping take longer than most tests do, so both are done while a test runs.
+    def _make(self) -> None:
         while not self._closing.is_set():
             try:
-                made = self._copy(self.template)
-                self._spare.put(made)
-                # Each drop asks for a checkpoint; in a burst only the first one has something to write.
-                if self._used.qsize() > _USED_DATABASES:
-                    for _ in range(_USED_DATABASES):
-                        self._drop(self._used.get_nowait())
+                self._spare.put(self._copy(self.template))
             except psycopg.Error:
                 self._spare.put(None)
                 return
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._used.put(self._spare.get_nowait() or "")
+
+    def _remove(self) -> None:
+        # Each drop asks for a checkpoint; in a burst only the first one has something to write.
+        while not self._closing.wait(0.1):
+            if self._used.qsize() > _USED_DATABASES:
+                for _ in range(_USED_DATABASES):
+                    if not self._closing.is_set():
+                        self._drop(self._used.get_nowait())
 
     def _copy(self, template: str) -> str:
         name = f"test_{secrets.token_hex(6)}"

@@ -28,12 +28,11 @@ class Rows:
         )
         await self.session.execute(statement, values)
 
-    async def update(self, table: LiteralString, row_id: str, *, key: LiteralString = "id", **columns: Any) -> None:
-        """Update one row by its key."""
-        statement = sql.SQL("UPDATE {} SET {} WHERE {} = {}").format(
+    async def update(self, table: LiteralString, row_id: str, /, **columns: Any) -> None:
+        """Update one row by its id."""
+        statement = sql.SQL("UPDATE {} SET {} WHERE id = {}").format(
             sql.Identifier(table),
             sql.SQL(", ").join(sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder()) for name in columns),
-            sql.Identifier(key),
             sql.Placeholder(),
         )
         cursor = await self.session.execute(statement, [*columns.values(), row_id])
