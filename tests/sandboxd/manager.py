@@ -49,6 +49,7 @@ class ManagerOptions:
     generation: str = "gen-1"
     secret: str = "tks_" + "s" * 43
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    public_pem: str = PUBLIC_PEM
 
 
 class Manager:
@@ -62,8 +63,8 @@ class Manager:
         self.log_path = root / "sandboxd.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.boot_id = ""
-        self._folder = tempfile.TemporaryDirectory(prefix="tk-sandboxd-")
-        self.socket_path = Path(self._folder.name) / "manager.sock"
+        self.folder = tempfile.TemporaryDirectory(prefix="tk-sandboxd-")
+        self.socket_path = Path(self.folder.name) / "manager.sock"
         self.http: httpx2.AsyncClient
 
     async def __aenter__(self) -> Self:
@@ -83,7 +84,7 @@ class Manager:
         try:
             self.end()
         finally:
-            self._folder.cleanup()
+            self.folder.cleanup()
 
     def spawn(self) -> None:
         """Start the process as a launcher does: a listening descriptor and a message on a pipe."""
@@ -95,7 +96,7 @@ class Manager:
         start = SandboxStart(
             secret=self.options.secret,
             generation=self.options.generation,
-            public_keys={"k1": PUBLIC_PEM},
+            public_keys={"k1": self.options.public_pem},
             workspace=str(self.workspace),
             limits=self.options.limits,
         )

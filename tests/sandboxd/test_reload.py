@@ -96,7 +96,7 @@ FORGED: dict[str, Callable[[Path], None]] = {
     "another turn": _append(f'begun 7 {ACTIVATION} "s"\nsettled 7 {ACTIVATION} "s"\n'),
     "garbage": _append("settled\n"),
     "other session": _append(f'begun 1 {ACTIVATION} "s"\nsettled 1 {ACTIVATION} "s"\n'),
-    "empty": lambda path: path.write_bytes(b"") and None,
+    "empty": lambda path: os.truncate(path, 0),
 }
 
 

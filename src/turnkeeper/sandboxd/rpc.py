@@ -9,12 +9,13 @@ once (F07); and the package's import alone takes a second and 20 MB in every san
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from turnkeeper.kit import text as hygiene
 from turnkeeper.sandboxd.framing import Envelope, LineSplitter, Oversized, read_head
+from turnkeeper.sandboxd.largeline import LARGE_LINE_BYTES, read_large
 from turnkeeper.sandboxd.updates import as_object, word
 
 READ_BYTES: Final = 256 * 1024
@@ -183,18 +184,13 @@ class Connection:
         if isinstance(line, Oversized):
             self._hear_oversized(line)
             return
-        start = bytes(line[:2048])
-        text = hygiene.decode(line)
-        del line  # each copy of a large line goes as soon as the next one is there
         try:
-            message: object = json.loads(text, strict=False)
+            messages = read_line(line)
         except (ValueError, RecursionError):
-            message = None
-        del text
-        if isinstance(message, dict):
-            self._dispatch(cast("dict[str, Any]", message))
-        else:
-            self._peer.garbage(hygiene.cut_bytes(start, 512)[0])
+            self._peer.garbage(hygiene.cut_bytes(bytes(line[:2048]), 512)[0])
+            return
+        for message in messages:
+            self._dispatch(message)
 
     def _dispatch(self, message: dict[str, Any]) -> None:
         method, message_id = message.get("method"), message.get("id")
@@ -239,6 +235,16 @@ class Connection:
         for on_answer in waiting.values():
             on_answer(AgentGoneError())
         self._peer.ended()
+
+
+def read_line(line: bytearray) -> Iterator[dict[str, Any]]:
+    """The message on a line, or the several that a large one stands for; ValueError or RecursionError where it is none."""
+    if len(line) > LARGE_LINE_BYTES:
+        return read_large(line)
+    message: object = json.loads(hygiene.decode(line), strict=False)
+    if not isinstance(message, dict):
+        raise ValueError("not an object")  # noqa: TRY004 - to the caller it is as bad as no JSON
+    return iter([cast("dict[str, Any]", message)])
 
 
 def error_text(error: dict[str, Any]) -> str:
