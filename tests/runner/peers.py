@@ -105,8 +105,9 @@ class Hangs(Behaviour):
     def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:
         if self.done:
             usual()
-        while not self.release.wait(0.02) and not handler.peers.closing.is_set() and not handler.gone():
-            pass
+        with handler.blocking():
+            while not self.release.wait(0.02) and not handler.peers.closing.is_set() and not handler.gone():
+                pass
         if self.release.is_set() and not self.done:
             handler.send_reply(usual())
         else:
@@ -120,7 +121,7 @@ class Trickles(Behaviour):
     every_s: float = 0.05
 
     def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:  # noqa: ARG002
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), handler.blocking():
             handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
             while not handler.peers.closing.wait(self.every_s) and not handler.gone():
                 handler.wfile.write(b" ")
@@ -213,6 +214,7 @@ class Peers:
         self.on_prompt: Callable[[Peers], None] = answer_at_once
         self.evidence: JSON | None = None
         self.heartbeat_answer: JSON = {}
+        self.blocked_handlers: set[Handler] = set()
         self._server = _Server(self)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
@@ -253,6 +255,18 @@ class Peers:
                     f"{name}: {len(self._named(name))} of {count} calls; all: {[c.name for c in self.calls]}"
                 )
             return self._named(name)[count - 1]
+
+    @contextlib.contextmanager
+    def changing(self) -> Generator[None]:
+        """Within the block no request looks at the peers' state; whoever waits for a change looks afterwards."""
+        with self._changed:
+            yield
+            self._changed.notify_all()
+
+    @property
+    def blocked(self) -> int:
+        """How many requests hang here whose client still waits; the event stream is not one of them."""
+        return sum(not handler.gone() for handler in list(self.blocked_handlers))
 
     def add_claim(self, **overrides: Any) -> JSON:
         """One attempt to be claimed."""
@@ -553,7 +567,11 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.peers.record(call)
         behaviour = self.peers.behaviour(call.name)
-        if call.name == "events_stream" and type(behaviour) is Behaviour:
+        if call.name == "signals" and type(behaviour) is Behaviour:
+            with self.blocking():
+                reply = self.peers.usual(call)
+            self.send_reply(reply)
+        elif call.name == "events_stream" and type(behaviour) is Behaviour:
             self._stream(int(call.query["after"]))
         else:
             behaviour.respond(self, lambda: self.peers.usual(call))
@@ -591,6 +609,15 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+    @contextlib.contextmanager
+    def blocking(self) -> Generator[None]:
+        """Within the block the client waits for us, and nothing is on its way."""
+        self.peers.blocked_handlers.add(self)
+        try:
+            yield
+        finally:
+            self.peers.blocked_handlers.discard(self)
 
     def cut(self) -> None:
         """End the connection without more."""

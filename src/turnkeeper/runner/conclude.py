@@ -161,6 +161,8 @@ class Conclusion:
             manager = with_new_client(self._worker, self._progress)
             if manager is None:
                 return Stopped(dead=True)
+            worker = self._worker
+            alarm = worker.watchdog.at(worker.clock.monotonic() + STOP_TIMEOUT_S, manager.interrupt)
             try:
                 return Stopped(dead=True, evidence=manager.stop(timeout_s=STOP_TIMEOUT_S).evidence)
             except ClientError as error:
@@ -172,6 +174,7 @@ class Conclusion:
             except CallError as error:
                 self._note("stop", error, None)
             finally:
+                alarm.cancel()
                 manager.close()
             self._worker.clock.wait(self._worker.flags.lost_event, self._worker.timing.heartbeat_retry_delay_s / 5)
         return Stopped(dead=False)

@@ -57,6 +57,12 @@ class Watchdog:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
 
+    @property
+    def alarms(self) -> int:
+        """How many moments are waited for."""
+        with self._lock:
+            return len(self._alarms)
+
     def at(self, moment: float, action: Callable[[], None]) -> Alarm:
         """Call `action` at `moment`, or at once where that has passed. `action` must not block."""
         alarm = Alarm(action)

@@ -118,6 +118,7 @@ class Worker:
         self.heartbeats.stop()
         self.watchdog.stop()
         for client in self._clients:
+            client.interrupt()
             client.close()
 
     def provisioner(self, spec: ExecutionSpec) -> Provisioner:

@@ -1,0 +1,181 @@
+"""The lease as the worker holds it: the real heartbeat thread and HTTP client, on a clock that the test moves (L-02 to L-08)."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from runner.driving import Driven, drive
+from runner.hosting import until
+from runner.peers import Behaviour, Handler, Hangs, Peers, Refuses, Reply, Trickles, stay_silent
+from turnkeeper.domain.settings import Timing
+from turnkeeper.kit.clock import ManualClock
+
+BESIDE = ("heartbeat", "signals", "mark", "feed", "events", "events_stream")
+DEFAULTS = Timing()
+
+
+@dataclass(frozen=True)
+class Sees(Behaviour):
+    """Notes the manager's clock in the moment in which the renewal arrives."""
+
+    seen: list[int]
+
+    def respond(self, handler: Handler, usual: Callable[[], Reply]) -> None:
+        self.seen.append(handler.peers.mark_ms)
+        handler.send_reply(usual())
+
+
+class Notes(Behaviour):
+    """Notes the manual time of each request, then does as `then`."""
+
+    def __init__(self, times: list[float], clock: ManualClock, then: Behaviour) -> None:
+        self._times = times
+        self._clock = clock
+        self._then = then
+
+    def respond(self, handler: Handler, usual: Callable[[], Reply]) -> None:
+        self._times.append(self._clock.monotonic())
+        self._then.respond(handler, usual)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Stands still until it is moved."""
+    return ManualClock()
+
+
+@pytest.fixture
+def silent(peers: Peers, clock: ManualClock) -> Iterator[Driven]:
+    """A turn of the default timing whose agent says nothing, at the moment of its claim."""
+    peers.on_prompt = stay_silent
+    driven = drive(peers, DEFAULTS, clock)
+    peers.wait_for("prompt")
+    yield driven
+    if driven.thread.is_alive():
+        peers.settle_turn()
+        driven.thread.join(1)
+        peers.closing.set()
+        driven.thread.join(10)
+
+
+THREADS = 5
+
+
+def settled(driven: Driven, clock: ManualClock, peers: Peers) -> None:
+    """Wait until nothing moves: main thread, watchdog, heartbeat, feed and signals each wait for the clock or for a peer."""
+    until(lambda: driven.worker.flags.lost or clock.waiting + peers.blocked >= THREADS, "all threads wait")
+
+
+def pass_time(driven: Driven, clock: ManualClock, peers: Peers, s: float, step_s: float = 5) -> float:
+    """Let `s` seconds pass in steps, or less where the lease is lost before; returns how many did."""
+    began = clock.monotonic()
+    settled(driven, clock, peers)
+    while clock.monotonic() - began < s and not driven.worker.flags.lost:
+        clock.advance(min(step_s, s - (clock.monotonic() - began)))
+        settled(driven, clock, peers)
+    return clock.monotonic() - began
+
+
+def test_a_silent_turn_stays_leased_over_many_lease_periods(peers: Peers, clock: ManualClock, silent: Driven) -> None:
+    """Proves: L-02, L-03, L-12. Six minutes without any output: one renewal each 30 s, each feeding the switch."""
+    assert pass_time(silent, clock, peers, 360) == 360
+    settled(silent, clock, peers)
+    assert len(peers.of("heartbeat")) == 12
+    assert len(peers.of("feed")) == 12
+    peers.settle_turn()
+    assert silent.wait() == 0
+    assert peers.of("finish")[0].body["status"] == "completed"
+
+
+def test_the_fed_mark_is_one_from_before_the_renewal_was_sent(peers: Peers, clock: ManualClock, silent: Driven) -> None:
+    """Proves: L-12. A delayed feed can only shorten."""
+    seen: list[int] = []
+    peers.on["heartbeat"].append(Sees(seen))
+    pass_time(silent, clock, peers, 30)
+    feed = peers.wait_for("feed")
+    assert feed.body["mark_ms"] <= seen[0]
+    assert feed.body["lease_ttl_ms"] == 120_000
+    assert not silent.worker.flags.lost
+
+
+def test_failed_renewals_leave_by_the_schedule_until_the_lease_is_over(
+    peers: Peers, clock: ManualClock, silent: Driven
+) -> None:
+    """Proves: L-04, L-06. With the defaults at 30, 45, 60, 75, 90 and 105 s; at 120 s the worker stops by itself."""
+    began = clock.monotonic()
+    times: list[float] = []
+    peers.always["heartbeat"] = Notes(times, clock, Hangs())
+    assert pass_time(silent, clock, peers, 200, step_s=1) == 120
+    assert [at - began for at in times] == [30, 45, 60, 75, 90, 105]
+    assert silent.wait() == 3
+    assert peers.names(without=BESIDE)[-1] == "stop"
+    assert peers.of("finish") == []
+
+
+@pytest.mark.parametrize("status", [409, 410, 401, 403, 404])
+def test_a_refused_renewal_stops_the_agent_and_nothing_more_is_written(
+    peers: Peers, clock: ManualClock, silent: Driven, status: int
+) -> None:
+    """Proves: L-05, L-06. One refusal is enough, and is not asked about again."""
+    peers.always["heartbeat"] = Refuses(status, "some_code")
+    pass_time(silent, clock, peers, 30)
+    assert silent.wait() == 3
+    assert len(peers.of("heartbeat")) == 1
+    assert peers.names(without=BESIDE)[-2:] == ["prompt", "stop"]
+
+
+def test_an_outage_that_ends_in_time_is_got_over(peers: Peers, clock: ManualClock, silent: Driven) -> None:
+    """Proves: L-03, L-04. After a failure the retry delay, after a success the normal interval."""
+    began = clock.monotonic()
+    times: list[float] = []
+    peers.on["heartbeat"].extend([Notes(times, clock, Refuses(503, "not_ready"))] * 2)
+    peers.always["heartbeat"] = Notes(times, clock, Behaviour())
+    pass_time(silent, clock, peers, 105, step_s=1)
+    settled(silent, clock, peers)
+    assert [at - began for at in times] == [30, 35, 40, 70, 100]
+    assert not silent.worker.flags.lost
+
+
+def test_a_peer_that_trickles_does_not_hold_the_lease(peers: Peers, clock: ManualClock, silent: Driven) -> None:
+    """Proves: L-07. The deadline is enforced while a request is in flight, and ends it."""
+    peers.always["heartbeat"] = Trickles()
+    assert pass_time(silent, clock, peers, 200) == 120
+    assert len(peers.of("heartbeat")) == 6  # each is ended after its ten seconds, and the schedule goes on
+    assert silent.wait() == 3
+    assert peers.of("finish") == []
+
+
+def test_a_step_that_is_blocked_when_the_lease_ends_is_cut(peers: Peers, clock: ManualClock) -> None:
+    """Proves: L-07 (any call): the main thread hangs in the control plane, and is out when the lease is over."""
+    peers.always["heartbeat"] = Refuses(503, "not_ready")
+    peers.always["admit"] = Trickles()
+    driven = drive(peers, DEFAULTS, clock)
+    peers.wait_for("admit")
+    assert pass_time(driven, clock, peers, 200) == 120
+    assert driven.wait() == 3
+    assert peers.names(without=BESIDE)[-2:] == ["admit", "stop"]
+
+
+def test_a_hint_that_the_attempt_has_ended_is_checked_by_a_renewal(
+    peers: Peers, clock: ManualClock, silent: Driven
+) -> None:
+    """A signal is only a hint: the renewal that it sets off says so for sure."""
+    settled(silent, clock, peers)
+    clock.advance(1)
+    peers.always["heartbeat"] = Refuses(409, "lease_refused")
+    with peers.changing():
+        peers.ended = True
+    assert silent.wait() == 3
+    assert len(peers.of("heartbeat")) == 1
+
+
+def test_a_worker_that_does_not_end_after_its_lease_is_ended(peers: Peers, clock: ManualClock, silent: Driven) -> None:
+    """Proves: L-06 (whatever hangs). The dead-man's switch has long since ended the agent."""
+    peers.always["stop"] = Trickles()
+    peers.always["heartbeat"] = Refuses(409, "lease_refused")
+    pass_time(silent, clock, peers, 30)
+    peers.wait_for("stop")
+    until(lambda: silent.worker.watchdog.alarms, "the last alarm is set")
+    clock.advance(20)
+    assert silent.ended_hard.wait(10)
