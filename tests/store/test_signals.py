@@ -4,15 +4,18 @@ import asyncio
 
 import pytest
 
-from harness.postgres import Sessions
+from harness.postgres import RawSession, Sessions
 from turnkeeper.kit.clock import system_clock
 from turnkeeper.kit.ids import new_id
+from turnkeeper.store.pool import open_database
 from turnkeeper.store.signals import (
+    CHANNEL,
     READY,
     READY_TOPIC,
     Kind,
     Signal,
     SignalBus,
+    Signaller,
     Topic,
     events_signal,
     events_topic,
@@ -143,3 +146,40 @@ async def test_stopping_wakes_everybody_and_is_idempotent(dsn: str, sessions: Se
     async with asyncio.timeout(WAIT_S):
         while await (await session.execute(left)).fetchall():
             await session.execute("SELECT pg_sleep(0.005)")
+
+
+async def _payloads(listener: RawSession, count: int) -> list[str]:
+    return [notification.payload async for notification in listener.notifies(timeout=WAIT_S, stop_after=count)]
+
+
+async def test_closing_sends_what_is_left(dsn: str, sessions: Sessions) -> None:
+    """A process that ends in order loses no signal of its last commits."""
+    listener = await sessions.open(autocommit=True)
+    await listener.execute(f"LISTEN {CHANNEL}")
+    async with open_database(dsn, min_size=1) as database:
+        await _signal(database, READY, run_signal("a"))
+    assert await _payloads(listener, 2) == [READY.payload(), run_signal("a").payload()]
+
+
+async def test_a_cut_sender_sends_after_it_is_back(database: Database, sessions: Sessions) -> None:
+    """Case: F04. Nothing of what was published meanwhile is lost as long as the process lives, and equal ones are one."""
+    listener = await sessions.open(autocommit=True)
+    await listener.execute(f"LISTEN {CHANNEL}")
+    await _signal(database, READY)
+    assert await _payloads(listener, 1) == [READY.payload()]
+    await listener.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'turnkeeper signaller' AND datname = current_database()"
+    )
+    for name in ("a", "b", "a"):
+        await _signal(database, run_signal(name))
+    assert set(await _payloads(listener, 2)) == {run_signal("a").payload(), run_signal("b").payload()}
+
+
+async def test_a_sender_without_a_server_stops_in_bounded_time() -> None:
+    """It never fails its callers, and its end does not wait for a server that is gone."""
+    signaller = Signaller("host=/nonexistent dbname=x")
+    signaller.publish([READY])
+    async with asyncio.timeout(WAIT_S):
+        await signaller.close()
+        await signaller.close()

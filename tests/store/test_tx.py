@@ -284,7 +284,6 @@ async def test_signals_travel_with_the_commit_once_each(database: Database, sess
 
     async def fails(tx: Tx) -> None:
         tx.notify(READY)
-        await tx.flush_signals()
         raise KeyError
 
     async def work(tx: Tx) -> None:

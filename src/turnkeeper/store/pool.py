@@ -18,6 +18,7 @@ from psycopg.types.string import TextLoader
 
 from turnkeeper.store import durability, migrate
 from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable, place, reason
+from turnkeeper.store.signals import Signaller
 from turnkeeper.store.tx import Connection, Database
 
 STATEMENT_TIMEOUT_S: Final = 30.0
@@ -128,7 +129,7 @@ async def open_database(
         open=False,
         name=application_name,
     )
-    database = Database(pool, where)
+    database = Database(pool, Signaller(settings), where)
     try:
         try:
             await pool.open(wait=True, timeout=pool_wait_s)

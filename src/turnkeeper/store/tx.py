@@ -9,6 +9,7 @@ rule *lock, then look* (see `locks.py`).
 import contextlib
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, LiteralString, TypeVar, cast, overload
 
 import psycopg
@@ -24,7 +25,7 @@ from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.outside import open_transaction, transaction_open
 from turnkeeper.store.errors import DatabaseUnavailable, is_retryable, translate
 from turnkeeper.store.locks import HeldLocks, LockObserver
-from turnkeeper.store.signals import CHANNEL, Signal
+from turnkeeper.store.signals import Signal, Signaller
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,6 +57,14 @@ _failures = Counter("turnkeeper_transaction_failures", "Transactions and reads t
 def jsonb(value: object) -> Jsonb:
     """A parameter for a jsonb column: needed for lists, numbers, strings and None; a plain dict is jsonb by itself."""
     return Jsonb(value)
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a committed transaction wants done outside."""
+
+    signals: tuple[Signal, ...]
+    callbacks: tuple[AfterCommit, ...]
 
 
 class Reader:
@@ -157,20 +166,13 @@ class Tx(Reader):
         self._after_commit.append(callback)
 
     def notify(self, signal: Signal) -> None:
-        """Send `signal` to every listening process with the commit; the same signal twice is sent once."""
+        """Send `signal` to every listening process once the commit is certain; the same signal twice is sent once."""
         self._open()
         self._signals[signal] = None
 
-    async def flush_signals(self) -> None:
-        """Called by the database right before COMMIT."""
-        if self._signals:
-            payloads = [signal.payload() for signal in self._signals]
-            await self.fetch_all("SELECT pg_notify(%s, p) FROM unnest(%s::text[]) AS p", (CHANNEL, payloads))
-
-    def take_after_commit(self) -> list[AfterCommit]:
-        """Called by the database after COMMIT: the callbacks, each once."""
-        callbacks, self._after_commit = self._after_commit, []
-        return callbacks
+    def take_effects(self) -> Effects:
+        """Called by the database after COMMIT."""
+        return Effects(tuple(self._signals), tuple(self._after_commit))
 
     def _checked(self, sql: LiteralString) -> LiteralString:
         return sql
@@ -196,8 +198,9 @@ async def _begun(connection: Connection) -> AsyncGenerator[None]:
 class Database:
     """The pool and the rules of using it. `place` names host and database for messages, without secrets."""
 
-    def __init__(self, pool: Pool, place: str, *, clock: Clock = system_clock) -> None:
+    def __init__(self, pool: Pool, signaller: Signaller, place: str, *, clock: Clock = system_clock) -> None:
         self._pool = pool
+        self._signaller = signaller
         self._clock = clock
         self._observer: LockObserver | None = None
         self.place = place
@@ -212,8 +215,9 @@ class Database:
         """
         self._refuse_nested(name)
         with self._measured(name):
-            result, callbacks = await self._over_dead_connections(lambda: self._with_retries(name, work, retries))
-        await self._call_back(name, callbacks)
+            result, effects = await self._over_dead_connections(lambda: self._with_retries(name, work, retries))
+        self._signaller.publish(effects.signals)
+        await self._call_back(name, effects.callbacks)
         return result
 
     async def read(self, name: str, work: Callable[[Reader], Awaitable[T]]) -> T:
@@ -239,7 +243,8 @@ class Database:
             self._observer = before
 
     async def close(self) -> None:
-        """Close every connection. Idempotent."""
+        """Send the signals that are left and close every connection. Idempotent."""
+        await self._signaller.close()
         await self._pool.close()
 
     async def _over_dead_connections(self, go: Callable[[], Awaitable[T]]) -> T:
@@ -256,9 +261,7 @@ class Database:
                 f"connections to {self.place} are lost as soon as they are used: {error}"
             ) from None
 
-    async def _with_retries(
-        self, name: str, work: Callable[[Tx], Awaitable[T]], retries: int
-    ) -> tuple[T, list[AfterCommit]]:
+    async def _with_retries(self, name: str, work: Callable[[Tx], Awaitable[T]], retries: int) -> tuple[T, Effects]:
         tries = 0
         while True:
             try:
@@ -271,7 +274,7 @@ class Database:
                 _log.info("transaction_retried", transaction=name, tries=tries, sqlstate=error.sqlstate)
             await self._clock.sleep(jitter(0, min(_BACKOFF_S * 2**tries, _BACKOFF_S_MAX)))
 
-    async def _attempt(self, name: str, work: Callable[[Tx], Awaitable[T]]) -> tuple[T, list[AfterCommit]]:
+    async def _attempt(self, name: str, work: Callable[[Tx], Awaitable[T]]) -> tuple[T, Effects]:
         committing = False
         async with self._connection(name) as connection:
             tx = Tx(name, connection, self._observer)
@@ -279,7 +282,6 @@ class Database:
                 async with _begun(connection):
                     with transaction_open(name):
                         result = await work(tx)
-                        await tx.flush_signals()
                     tx.close()
                     committing = True
             except psycopg.OperationalError:
@@ -289,7 +291,7 @@ class Database:
                 raise
             finally:
                 tx.close()
-        return result, tx.take_after_commit()
+        return result, tx.take_effects()
 
     async def _read_once(self, name: str, work: Callable[[Reader], Awaitable[T]]) -> T:
         async with self._connection(name) as connection:
@@ -335,7 +337,7 @@ class Database:
         finally:
             _seconds.labels(name).observe(self._clock.monotonic() - start)
 
-    async def _call_back(self, name: str, callbacks: list[AfterCommit]) -> None:
+    async def _call_back(self, name: str, callbacks: Sequence[AfterCommit]) -> None:
         for callback in callbacks:
             try:
                 result = callback()
