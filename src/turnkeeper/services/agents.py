@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from turnkeeper.domain.agent import AgentDefinition, Network, parse_definition
 from turnkeeper.domain.errors import ProblemCode
+from turnkeeper.kit.text import clean
 from turnkeeper.services.answers import Invalid, NotFound
 from turnkeeper.services.context import Services
 from turnkeeper.store import agents as statements
@@ -90,7 +91,7 @@ async def list_agents(s: Services) -> list[Agent]:
 
 async def get_agent(s: Services, name: str) -> Agent | NotFound:
     """One with its definition."""
-    row = await s.db.read("agent.get", lambda r: statements.get_agent(r, name))
+    row = await s.db.read("agent.get", lambda r: statements.get_agent(r, clean(name)))
     return NO_AGENT if row is None or row.removed_at is not None else await _shown(s, row)
 
 
@@ -98,7 +99,7 @@ async def remove_agent(s: Services, name: str) -> Agent | NotFound:
     """No conversation can be started with it any more; those that exist keep their records, and their runs fail."""
 
     async def work(tx: Tx) -> AgentRow | None:
-        return await statements.remove_agent(tx, name)
+        return await statements.remove_agent(tx, clean(name))
 
     row = await s.db.run("agent.remove", work)
     return NO_AGENT if row is None else await _shown(s, row)

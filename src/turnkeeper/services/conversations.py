@@ -31,7 +31,7 @@ async def create(
     s: Services, owner: Owner, request: NewConversation, idem: IdempotencyKey | None = None
 ) -> Conversation | Invalid | Conflict | Mismatch:
     """A chat with its Workdir hold. `Conflict` workdir_held names holder and state (D-02)."""
-    workdir = None if request.workdir is None else parse_workdir(clean(request.workdir))
+    workdir = None if request.workdir is None else parse_workdir(request.workdir)
     if isinstance(workdir, WorkdirRefused):
         shown = clean(request.workdir or "")
         shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"
@@ -48,7 +48,7 @@ async def _create(
 ) -> Conversation | Invalid | Conflict:
     thread_id = new_id()
     await lock_line(tx, thread_id, owner.uid)
-    agent = await agents.get_agent(tx, request.agent)
+    agent = await agents.get_agent(tx, clean(request.agent))
     if agent is None or agent.removed_at is not None:
         return Invalid(
             ProblemCode.UNKNOWN_AGENT, "agent", f"there is no agent {clean(request.agent)!r}; see the list of agents"

@@ -105,7 +105,7 @@ async def _store_snapshot(tx: Tx, turn: LockedTurn, snapshot: SnapshotResult | N
 
 def known_code(code: str) -> ErrorCode:
     """The code that a worker reported; one that this release does not know is the agent's protocol error."""
-    return ErrorCode(code) if code in ErrorCode else ErrorCode.AGENT_PROTOCOL_ERROR
+    return ErrorCode(code) if code in set(ErrorCode) else ErrorCode.AGENT_PROTOCOL_ERROR
 
 
 def detail_of(failure: FailureReport) -> dict[str, Any]:

@@ -110,4 +110,4 @@ def _error_code(receipt: SettlementReceipt) -> str | None:
     if receipt.outcome is not Outcome.FAILED:
         return None
     code = receipt.error_code
-    return code if code is not None and code in ErrorCode else ErrorCode.AGENT_PROTOCOL_ERROR.value
+    return code if code is not None and code in set(ErrorCode) else ErrorCode.AGENT_PROTOCOL_ERROR.value
