@@ -23,6 +23,7 @@ _log = get_logger("sandboxd.http")
 HEADERS_BYTES_MAX: Final = 64 * 1024
 CONNECTIONS_MAX: Final = 256
 _PIPELINE_MAX: Final = 16
+_LINGER_S: Final = 2.0
 _HIGH_WATER_BYTES: Final = 512 * 1024
 _REASONS: Final = {
     200: "OK",
@@ -187,8 +188,18 @@ class _Connection(asyncio.Protocol):
                 keep_alive = await self._write_stream(transport, answer, answer.stream, keep_alive=keep_alive)
             if not keep_alive:
                 self._closing = True
-                transport.close()
+                self._close(transport, linger=incoming.refused is not None)
                 return
+
+    @staticmethod
+    def _close(transport: asyncio.Transport, *, linger: bool) -> None:
+        """Close; where the client may still be sending what was refused, let it come to its end and read the answer first."""
+        if not linger or transport.is_closing():
+            transport.close()
+            return
+        transport.resume_reading()
+        transport.write_eof()
+        asyncio.get_running_loop().call_later(_LINGER_S, transport.close)
 
     @staticmethod
     def _write_head(transport: asyncio.Transport, answer: HttpAnswer, *, keep_alive: bool) -> None:

@@ -135,6 +135,7 @@ def main(arguments: "list[str]") -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in STDIO:
         os.dup2(nowhere, fd)
+    os.close(nowhere)
     report(status_fd, "pid", leader, start_ticks(leader))
     keep(status_fd, leader)
 
