@@ -16,8 +16,7 @@ from turnkeeper.cli.stream import Printer
 from turnkeeper.client.owner import OwnerClient
 from turnkeeper.kit.clock import system_clock
 from turnkeeper.main.demo import DemoReport, converse
-from turnkeeper.main.paths import DataDirectory, default_data_directory
-from turnkeeper.main.teardown import end_sandboxes
+from turnkeeper.main.paths import default_data_directory
 from turnkeeper.main.up import Running, UpSettings, run_up
 
 DEFAULT_PORT = 8420
@@ -109,9 +108,6 @@ def _data_directory(given: Path | None, *, once: bool) -> Generator[Path]:
         try:
             yield fresh
         finally:
-            # A sandbox outlives `up`, so that the next one finds it; here there is no next one.
-            for line in end_sandboxes(DataDirectory(fresh)):
-                click.echo(f"error: {line}", err=True)
             shutil.rmtree(fresh, ignore_errors=True)
     else:
         yield default_data_directory().with_name("turnkeeper-demo")

@@ -1,9 +1,7 @@
 """The control plane's client of the provisioner, with the administrative token (K-01). Belongs to one event loop."""
 
-from pydantic import TypeAdapter
-
 from turnkeeper.client.http import AsyncHttpClient, path
-from turnkeeper.wire.provisioner import DeleteAnswer, SandboxRecord
+from turnkeeper.wire.provisioner import DeleteAnswer
 
 
 class ProvisionerAdmin:
@@ -27,20 +25,5 @@ class ProvisionerAdmin:
             path("/v1/sandboxes/{sandbox_id}", sandbox_id=sandbox_id),
             DeleteAnswer,
             params={"lease_generation": lease_generation},
-            timeout_s=timeout_s,
-        )
-
-    async def inventory(self, *, timeout_s: float) -> list[SandboxRecord]:
-        """Every sandbox that the backend holds."""
-        reply = await self.http.request("GET", "/v1/sandboxes", timeout_s=timeout_s)
-        return TypeAdapter(list[SandboxRecord]).validate_json(reply.content)
-
-    async def delete_instance(self, sandbox_id: str, generation: str, *, timeout_s: float) -> DeleteAnswer:
-        """Deletes exactly this instance (K-03); absent is success."""
-        return await self.http.call(
-            "DELETE",
-            path("/v1/sandboxes/{sandbox_id}", sandbox_id=sandbox_id),
-            DeleteAnswer,
-            headers={"If-Match": f'"{generation}"'},
             timeout_s=timeout_s,
         )

@@ -1,4 +1,4 @@
-"""Ends what outlives `up` on purpose, for somebody who throws the whole data directory away."""
+"""Ends what outlives `up` on purpose, for somebody who will not start it again, such as a demo."""
 
 from turnkeeper.main.paths import DataDirectory
 from turnkeeper.provisioner.backends.local.ending import end_processes

@@ -20,7 +20,6 @@ from pathlib import Path
 import click
 
 from turnkeeper.client.http import AsyncHttpClient, CallError
-from turnkeeper.client.provisioner_admin import ProvisionerAdmin
 from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.kit import log as logs
 from turnkeeper.kit.clock import system_clock
@@ -30,6 +29,7 @@ from turnkeeper.main.environment import Environment, ListenAddress
 from turnkeeper.main.paths import DataDirectory, default_data_directory
 from turnkeeper.main.processes import ManagedProcess
 from turnkeeper.main.sockets import bind
+from turnkeeper.main.teardown import end_sandboxes
 from turnkeeper.store.embedded import EmbeddedPostgres
 from turnkeeper.store.errors import DatabaseError
 
@@ -39,7 +39,6 @@ HOST_STOP_S = 75.0
 HOST_NAME = "local"
 LINK_PATH = "/login"
 DATABASE_PAUSE_S = 2.0
-DELETE_S = 10.0
 
 log = get_logger("main.up")
 
@@ -281,25 +280,14 @@ class _Up:
         finally:
             # The host first: its turns still need the others to end well.
             for process in reversed(processes):
-                if process.name == "provisioner" and self.settings.end_sandboxes:
-                    await self._end_sandboxes()
                 await process.stop()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _end_sandboxes(self) -> None:
-        """No turn runs any more. What cannot be ended is named, and taken over by the next start."""
-        token = self.data.provisioner_token.read_text().strip()
-        client = ProvisionerAdmin(ListenAddress(socket_path=self.data.provisioner_socket).url, token)
-        try:
-            for one in await client.inventory(timeout_s=DELETE_S):
-                if one.state == "running" and one.generation is not None:
-                    await client.delete_instance(one.sandbox_id, one.generation, timeout_s=DELETE_S)
-        except CallError as error:
-            log.warning("sandboxes_not_ended", why=str(error))
-        finally:
-            await client.close()
+            if self.settings.end_sandboxes:
+                for line in await asyncio.to_thread(end_sandboxes, self.data):
+                    log.warning("sandbox_not_ended", why=line)
+                    click.echo(f"error: {line}", err=True)
 
     async def _wait_ready(self, processes: list[ManagedProcess], url: str) -> None:
         """Until `/readyz` says so, which covers the database, the provisioner and the host."""
