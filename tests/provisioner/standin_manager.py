@@ -7,6 +7,7 @@ the routes that the provisioner itself uses, and a few that let a test look arou
     GET  /v1/test/stream?n=3&pause_ms=50                     NDJSON lines
     GET  /v1/test/slow?s=30                                  an answer that takes its time; notes when its client leaves
     POST /v1/test/echo                                       the body, and the headers that arrived
+    POST /v1/test/log?bytes=N                                writes to stderr
     POST /v1/test/exit    {"status": 3}
 """
 
@@ -112,6 +113,10 @@ class Handler(BaseHTTPRequestHandler):
             case "/v1/test/echo":
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 self.answer({"headers": headers, "method": self.command, "path": self.path, "body": len(body)})
+            case "/v1/test/log":
+                for _ in range(int(query["bytes"]) // 10_000):
+                    os.write(2, b"y" * 9_999 + b"\n")
+                self.answer({})
             case "/v1/test/exit":
                 os._exit(json.loads(body)["status"])
             case _:

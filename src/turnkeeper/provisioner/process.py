@@ -74,6 +74,7 @@ def build(settings: ProvisionerSettings, backend: Backend | None = None, clock: 
         log.warning("not_isolated", what=line)
     times = ServiceTimes(
         create_s=settings.create_timeout_s,
+        lookup_s=settings.lookup_timeout_s,
         release_lock_s=settings.timing.release_lock_timeout_s,
         delete_s=settings.timing.delete_timeout_s,
     )

@@ -12,13 +12,13 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
-from turnkeeper.client.http import CallError, ConnectionFailed
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.kit.log import get_logger
 from turnkeeper.provisioner.live import Live
 from turnkeeper.provisioner.outcomes import Refused
 from turnkeeper.provisioner.problems import problem
 from turnkeeper.provisioner.service import Service
+from turnkeeper.provisioner.upstream import Answer, UpstreamFailedError
 
 log = get_logger("provisioner.proxy")
 
@@ -67,28 +67,18 @@ def is_control_only(target: bytes) -> bool:
 async def forward(service: Service, live: Live, target: bytes, scope: Scope, receive: Receive, send: Send) -> None:
     """Carry one call through. `target` comes from `target_of`."""
     exchange = _Exchange(live, target, scope, receive, send)
-    work = asyncio.create_task(exchange.run())
-    watch = asyncio.create_task(exchange.wait_for_leaving())
+    watch = asyncio.create_task(exchange.abort_when_left())
     try:
-        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (work, watch):
-            task.cancel()
-        await asyncio.wait({work, watch})
-    failure = None if work.cancelled() else work.exception()
-    if watch.done() and not watch.cancelled():
-        watch.exception()
-    if failure is None:
+        await exchange.run()
         return
-    if not isinstance(failure, CallError):
-        raise failure
-    log.warning(
-        "manager_call_failed",
-        sandbox_id=live.instance.sandbox_id,
-        error_class=failure.kind if isinstance(failure, ConnectionFailed) else type(failure).__name__,
-        answered=exchange.started,
-    )
-    if not exchange.started:  # else the cut connection says it
+    except UpstreamFailedError as error:
+        if exchange.left:
+            return
+        why = str(error)
+    finally:
+        watch.cancel()
+    log.warning("manager_call_failed", sandbox_id=live.instance.sandbox_id, why=why, answered=exchange.started)
+    if not exchange.started:  # else the connection that ends in the middle says it
         await problem(await _why(service, live))(scope, receive, send)
 
 
@@ -109,41 +99,55 @@ class _CallerLeftError(Exception):
 class _Exchange:
     def __init__(self, live: Live, target: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = False
+        self.left = False
         self._live = live
         self._target = target
         self._scope = scope
         self._receive = receive
         self._send = send
         self._received = asyncio.Event()
+        self._task = asyncio.current_task()
+        self._answer: Answer | None = None
 
-    async def wait_for_leaving(self) -> None:
-        """Returns when the caller is gone. Its request must have been read before, by the other task."""
+    async def abort_when_left(self) -> None:
+        """When the caller is gone, end the call to the manager. The request is read to its end by `run` before."""
         await self._received.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self.left = True
+        if self._answer is not None:
+            self._answer.abort()
+        elif self._task is not None:
+            self._task.cancel()  # it waits for the head of an answer
 
     async def run(self) -> None:
+        """Send the request, hand over the answer."""
         headers = [(name, value) for name, value in self._scope["headers"] if name not in _NOT_SENT]
-        method: str = self._scope["method"]
+        headers.append((b"authorization", b"Bearer " + self._live.instance.manager.secret.encode("ascii")))
         query: bytes = self._scope["query_string"]
         target = "/" + self._target.decode("ascii") + ("?" + query.decode("latin-1") if query else "")
         try:
-            first = await self._receive()
-            content = self._content(first, headers)
-            async with self._live.http.forward(method, target, content, headers) as stream:
-                self.started = True
-                await self._send(
-                    {
-                        "type": "http.response.start",
-                        "status": stream.status,
-                        "headers": [pair for pair in _lower(stream.headers.raw) if pair[0] not in _NOT_RETURNED],
-                    }
-                )
-                async for chunk in stream.chunks():
-                    await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            content = self._content(await self._receive(), headers)
+            answer = await self._live.upstream.request(self._scope["method"], target, headers, content)
         except _CallerLeftError:
             return
+        except asyncio.CancelledError:
+            if self.left:
+                return
+            raise
+        self._answer = answer
+        try:
+            await self._hand_over(answer)
+        finally:
+            answer.close()
+
+    async def _hand_over(self, answer: Answer) -> None:
+        self.started = True
+        headers = [pair for pair in answer.headers if pair[0] not in _NOT_RETURNED]
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        async for chunk in answer.chunks():
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _content(self, first: Message, headers: list[tuple[bytes, bytes]]) -> bytes | AsyncIterator[bytes]:
         """A body that is here as a whole as bytes, else piece by piece, with the length that was announced."""
@@ -166,7 +170,3 @@ class _Exchange:
                 self._received.set()
                 return
             message = await self._receive()
-
-
-def _lower(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower(), value) for name, value in headers]

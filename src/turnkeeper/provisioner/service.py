@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from turnkeeper.client.http import CallError
+from turnkeeper.client.http import CallError, ConnectionFailed
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.domain.sandbox import Absent, Exited, Unknown, sandbox_id
 from turnkeeper.kit.clock import Clock
@@ -57,6 +57,8 @@ class ServiceTimes:
 
 
 DEFAULT_TIMES: Final = ServiceTimes()
+_EXIT_LOOKS: Final = 50
+_EXIT_LOOK_S: Final = 0.02
 
 
 class Service:
@@ -267,13 +269,20 @@ class Service:
             code = ProblemCode.AGENT_UNAVAILABLE if error.refused else ProblemCode.UPSTREAM_UNAVAILABLE
             return await self._undo(order, code, error.reason)
         except (TimeoutError, CallError, NotItselfError) as error:
-            why = f"its manager gave no answer within {self._times.create_s:g} s ({type(error).__name__})"
-            if isinstance(ended := await self.look(name), Exited):
-                why = f"it ended at once ({ended.cause})"
-            return await self._undo(order, ProblemCode.UPSTREAM_UNAVAILABLE, why)
+            return await self._undo(order, ProblemCode.UPSTREAM_UNAVAILABLE, await self._why_not_ready(name, error))
         del self._half_made[name]
         log.info("sandbox_created", sandbox_id=name, generation=order.generation, boot_id=state.boot_id)
         return _Found(live, state, created=True)
+
+    async def _why_not_ready(self, name: str, error: Exception) -> str:
+        """A manager that ended at its start is told from one that is silent. Its launcher needs a moment to say so."""
+        if isinstance(error, TimeoutError) or (isinstance(error, ConnectionFailed) and error.kind == "Timeout"):
+            return f"its manager gave no answer within {self._times.create_s:g} s"
+        for _ in range(_EXIT_LOOKS):
+            if isinstance(ended := await self.look(name), Exited):
+                return f"it ended at once ({ended.cause})"
+            await self._clock.sleep(_EXIT_LOOK_S)
+        return f"its manager gave no answer ({type(error).__name__})"
 
     async def _undo(self, order: Order, code: ProblemCode, why: str) -> Refused:
         """End what a failed create left, with proof; without proof it stays marked as half made."""

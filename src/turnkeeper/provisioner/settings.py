@@ -25,4 +25,5 @@ class ProvisionerSettings:
     limits: Limits = field(default_factory=Limits)
     log_level: str = "info"
     create_timeout_s: float = 30.0
+    lookup_timeout_s: float = 10.0
     upkeep_interval_s: float = 30.0

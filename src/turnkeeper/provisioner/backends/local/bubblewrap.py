@@ -37,6 +37,9 @@ _MASKED: Final = (
     "scsi",
     "timer_list",
 )
+_MADE_HERE: Final = ("/", "/tmp", "/run")  # noqa: S108 - refused, not used
+_NOT_BINDABLE: Final = ("dev", "etc", "proc", "skills", "sys", "workspace")
+_TOO_MUCH: Final = ("/usr", "/opt", "/srv", "/var", "/home", "/mnt", "/media")
 _ETC: Final = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
 _ETC_OF_HOST_NETWORK: Final = (
     "resolv.conf",
@@ -113,18 +116,9 @@ def check_programs(programs: Iterable[str], private: Path) -> None:
         for real in (path, path.resolve()):
             if _holds(real, private) or _holds(private, real):
                 raise ProgramRefusedError(f"program {text!r} would show the data directory to agents")
-            if len(real.parts) < 2 or real.parts[1] in (
-                "proc",
-                "dev",
-                "sys",
-                "run",
-                "tmp",
-                "workspace",
-                "skills",
-                "etc",
-            ):
+            if str(real) in _MADE_HERE or (len(real.parts) > 1 and real.parts[1] in _NOT_BINDABLE):
                 raise ProgramRefusedError(f"program {text!r} lies where the sandbox has something of its own")
-            if real == Path("/usr") or str(real) in ("/root", "/home"):
+            if _holds(real, Path.home()) or str(real) in _TOO_MUCH:
                 raise ProgramRefusedError(f"program {text!r} is more than a program")
 
 

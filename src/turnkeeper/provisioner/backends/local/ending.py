@@ -11,7 +11,7 @@ from pathlib import Path
 
 from turnkeeper.kit.procs import ProcessId, descendants, identify, is_alive, kill, wait_gone
 from turnkeeper.kit.stop import Deadline
-from turnkeeper.provisioner.backends.local.records import Places, Record, read_init
+from turnkeeper.provisioner.backends.local.records import Places, Record, read_processes
 
 _STEP_S = 5.0
 _ROUNDS_MAX = 200
@@ -20,37 +20,38 @@ _ROUNDS_MAX = 200
 def end_processes(places: Places, record: Record, timeout_s: float) -> str | None:
     """End every process of the instance within `timeout_s`. None: proven. Otherwise what could not be shown."""
     deadline = Deadline.after(timeout_s)
-    if not record.isolated:
-        _kill_tree(record.launcher.pid if is_alive(record.launcher) else None)
+    if not record.isolated and is_alive(record.launcher):
+        _kill_tree(record.launcher.pid)
     kill(record.launcher, signal.SIGKILL)
     if not wait_gone(record.launcher, deadline.sooner(_STEP_S).remaining()):
         return f"launcher {record.launcher.pid} does not end"
-    init = read_init(places)  # only now: a living launcher could still write it
-    if init is None:
+    processes = read_processes(places)  # only now: a living launcher could still write it
+    if processes is None:
         return _end_unrecorded(record.generation, deadline)
-    if not record.isolated and is_alive(init):
-        _kill_tree(init.pid)
-    if wait_gone(init, deadline.sooner(_STEP_S).remaining()):
-        return None
-    kill(init, signal.SIGKILL)
-    if wait_gone(init, deadline.sooner(_STEP_S).remaining()):
-        return None
-    return f"process {init.pid}, pid 1 of the sandbox, does not end"
+    if not record.isolated and is_alive(processes.init):
+        _kill_tree(processes.init.pid)
+    for process in (processes.init, processes.outer):
+        if not wait_gone(process, deadline.sooner(_STEP_S).remaining()):
+            kill(process, signal.SIGKILL)
+            if not wait_gone(process, deadline.sooner(_STEP_S).remaining()):
+                return f"process {process.pid} of the sandbox does not end"
+    return None
 
 
 def has_ended(places: Places, record: Record) -> bool:
-    """Whether launcher and pid 1 are dead. Without an `instance.json` the sandbox has never run anything."""
+    """Whether launcher and sandbox are dead. Without an `instance.json` the sandbox has never run anything."""
     if is_alive(record.launcher):
         return False
-    init = read_init(places)
-    return init is None or not is_alive(init)
+    processes = read_processes(places)
+    return processes is None or not (is_alive(processes.init) or is_alive(processes.outer))
 
 
 def _end_unrecorded(generation: str, deadline: Deadline) -> str | None:
     """The launcher died before it named pid 1: what there is of the sandbox is blocked inside bubblewrap, whose command
     line names the generation."""
     for _ in range(_ROUNDS_MAX):
-        found = [process for process in _marked(generation) if is_alive(process)]
+        marked = _marked(generation)
+        found = [process for one in marked for process in (one, *descendants(one.pid)) if is_alive(process)]
         if not found:
             return None
         for process in found:
@@ -77,10 +78,8 @@ def _marked(generation: str) -> list[ProcessId]:
     return found
 
 
-def _kill_tree(root: int | None) -> None:
+def _kill_tree(root: int) -> None:
     """Without a namespace: stop all below `root` until nothing new appears, then kill. What had left the tree is not found."""
-    if root is None:
-        return
     stopped: set[ProcessId] = set()
     for _ in range(_ROUNDS_MAX):
         found = set(descendants(root)) - stopped

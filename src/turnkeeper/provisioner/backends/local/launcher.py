@@ -95,9 +95,7 @@ def start_isolated(orders: "Orders", stderr: int) -> int:
     close(info_write)
     info = read_info(info_read)
     if info is not None:  # None: bubblewrap has ended, and said why on stderr
-        pid = info["child-pid"]
-        info["child-start-ticks"] = start_ticks(pid)
-        write_json(orders["directory"], "instance.json", info)
+        write_instance(orders["directory"], info["child-pid"], child)
         os.write(block, b"g")
     close(block)
     return child
@@ -106,8 +104,7 @@ def start_isolated(orders: "Orders", stderr: int) -> int:
 def start_plain(orders: "Orders", stderr: int) -> int:
     """Start the manager without a sandbox (`--unsafe-no-isolation`). Returns its pid."""
     child = spawn(orders["argv"], orders["env"], stderr, orders["keep_fds"])
-    instance = {"child-pid": child, "child-start-ticks": start_ticks(child)}
-    write_json(orders["directory"], "instance.json", instance)
+    write_instance(orders["directory"], child, child)
     return child
 
 
@@ -141,6 +138,13 @@ def read_info(fd: int) -> "dict[str, int] | None":
         return json.loads(data)
     except ValueError:
         return None
+
+
+def write_instance(directory: str, init: int, outer: int) -> None:
+    """Record pid 1 of the sandbox and its parent outside, as this machine numbers them."""
+    processes = {"init": init, "outer": outer}
+    value = {name: {"pid": pid, "start_ticks": start_ticks(pid)} for name, pid in processes.items()}
+    write_json(directory, "instance.json", value)
 
 
 def start_ticks(pid: int) -> int:

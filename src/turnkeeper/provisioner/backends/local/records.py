@@ -114,7 +114,7 @@ def read_record(places: Places) -> Record | None:
             shape=shape,
             created_at=datetime.fromisoformat(_text(value["created_at"])),
             kernel_boot=_text(value["kernel_boot"]),
-            launcher=ProcessId(int(value["launcher"]["pid"]), int(value["launcher"]["start_ticks"])),
+            launcher=_process(value["launcher"]),
             isolated=bool(value["isolated"]),
             workspace=_text(value["workspace"]),
         )
@@ -127,13 +127,21 @@ def read_record(places: Places) -> Record | None:
     return record
 
 
-def read_init(places: Places) -> ProcessId | None:
-    """Pid 1 of the sandbox as this machine numbers it; None where the launcher did not get to say."""
+@dataclass(frozen=True)
+class SandboxProcesses:
+    """Pid 1 of the sandbox and its parent outside (bubblewrap), as this machine numbers them."""
+
+    init: ProcessId
+    outer: ProcessId
+
+
+def read_processes(places: Places) -> SandboxProcesses | None:
+    """What the launcher has recorded; None where it did not get to it. `BadRecordError`."""
     value = _read(places.instance)
     if value is None:
         return None
     try:
-        return ProcessId(int(value["child-pid"]), int(value["child-start-ticks"]))
+        return SandboxProcesses(init=_process(value["init"]), outer=_process(value["outer"]))
     except (KeyError, TypeError, ValueError) as error:
         raise BadRecordError(f"instance.json of sandbox {places.directory.name} is not readable") from error
 
@@ -165,6 +173,13 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise BadRecordError(f"{path.name} of sandbox {path.parent.name} is not an object")
     return cast("dict[str, Any]", value)
+
+
+def _process(value: dict[str, Any]) -> ProcessId:
+    pid, start_ticks = value["pid"], value["start_ticks"]
+    if not isinstance(pid, int) or not isinstance(start_ticks, int) or pid < 2:
+        raise ValueError("not a process")
+    return ProcessId(pid, start_ticks)
 
 
 def _text(value: object) -> str:
