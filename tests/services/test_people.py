@@ -1,0 +1,179 @@
+"""Owners, keys, browser sessions, agents, hosts, readiness and numbers."""
+
+import asyncio
+from dataclasses import replace
+
+from harness.postgres import DatabaseClock, Sessions
+from services.driver import HOST, Driver, wanted
+from turnkeeper.domain.agent import AgentDefinition
+from turnkeeper.kit.ids import digest, new_id, new_secret
+from turnkeeper.services import agents, auth, bootstrap, hosts, keys, metrics, readiness, sessions, users
+from turnkeeper.services.answers import Conflict, Invalid, Mismatch, NotFound
+from turnkeeper.services.auth import NoSuchJob, OtherJob, UnknownToken, Worker
+from turnkeeper.services.idempotency import request_key
+from turnkeeper.wire.public import Agent, CreatedKey, Key, Me, MePatch, NewKey, NewUser
+
+NEVER_USED = new_secret("tk_")
+
+
+async def test_a_key_opens_until_it_is_revoked(driver: Driver) -> None:
+    made = wanted(await keys.create_key(driver.s, driver.owner.uid, NewKey(name="laptop")), CreatedKey)
+    found = await auth.owner_of_key(driver.s, made.key)
+    assert found is not None
+    assert found.uid == driver.owner.uid
+    assert made.key.startswith(made.shown_prefix)
+    assert await driver.value("SELECT count(*) FROM api_keys WHERE key_hash = %s", digest(made.key)) == 1
+    assert made.key not in str(await driver.rows("SELECT * FROM api_keys, idempotency_keys"))
+    shown = [key.name for key in await keys.list_keys(driver.s, driver.owner)]
+    assert shown == ["first key", "laptop"]
+    other = await driver.new_owner("other")
+    assert isinstance(await keys.revoke_key(driver.s, other, made.id), NotFound)
+    revoked = wanted(await keys.revoke_key(driver.s, driver.owner, made.id), Key)
+    assert await keys.revoke_key(driver.s, driver.owner, made.id) == revoked
+    assert await auth.owner_of_key(driver.s, made.key) is None
+    assert await auth.owner_of_key(driver.s, NEVER_USED) is None
+
+
+async def test_a_key_is_shown_once(driver: Driver) -> None:
+    """Case: F08, for a secret: it is stored nowhere, so a repeated request cannot get it again."""
+    idem = request_key("POST /v1/keys", "k", {"name": "a"})
+    made = wanted(await keys.create_key(driver.s, driver.owner.uid, NewKey(name="a"), idem), CreatedKey)
+    again = await keys.create_key(driver.s, driver.owner.uid, NewKey(name="a"), idem)
+    assert "shown only once" in wanted(again, Conflict).detail
+    assert made.key not in str(await driver.rows("SELECT * FROM idempotency_keys"))
+    other = await keys.create_key(
+        driver.s, driver.owner.uid, NewKey(name="b"), request_key("POST /v1/keys", "k", {"name": "b"})
+    )
+    assert isinstance(other, Mismatch)
+    assert await driver.value("SELECT count(*) FROM api_keys WHERE name IN ('a', 'b')") == 1
+
+
+async def test_tokens_of_workers(driver: Driver) -> None:
+    turn, other = await driver.up_to("claimed"), await driver.up_to("claimed")
+    token = turn.claim.worker_token
+    assert await auth.worker_of_token(driver.s, token, turn.claim.job) == Worker(
+        turn.claim.attempt, turn.claim.job, HOST
+    )
+    assert isinstance(await auth.worker_of_token(driver.s, token, other.claim.job), OtherJob)
+    assert isinstance(await auth.worker_of_token(driver.s, token, new_id()), NoSuchJob)
+    assert isinstance(await auth.worker_of_token(driver.s, token, "../x\x00"), NoSuchJob)
+    assert isinstance(await auth.worker_of_token(driver.s, "tkw_unknown", turn.claim.job), UnknownToken)
+
+
+async def test_tokens_of_hosts(driver: Driver) -> None:
+    token = await hosts.create_host_token(driver.s, "h2")
+    assert await auth.host_of_token(driver.s, token) == "h2"
+    assert await hosts.revoke_host_tokens(driver.s, "h2") == 1
+    assert await auth.host_of_token(driver.s, token) is None
+    await bootstrap.ensure_host_token(driver.s.db, "h3", token + "x")
+    await bootstrap.ensure_host_token(driver.s.db, "h3", token + "x")
+    assert await auth.host_of_token(driver.s, token + "x") == "h3"
+
+
+async def test_a_link_opens_one_session_once(driver: Driver, database_clock: DatabaseClock) -> None:
+    link = await bootstrap.new_login_link(driver.s.db, driver.owner.uid)
+    opened = await asyncio.gather(*(sessions.open_link(driver.s, link) for _ in range(4)))
+    secrets = [secret for secret in opened if secret is not None]
+    assert len(secrets) == 1
+    owner = await sessions.owner_of_session(driver.s, secrets[0])
+    assert owner is not None
+    assert owner.uid == driver.owner.uid
+    assert await sessions.owner_of_session(driver.s, link) is None
+    await sessions.end_session(driver.s, secrets[0])
+    assert await sessions.owner_of_session(driver.s, secrets[0]) is None
+    late = await bootstrap.new_login_link(driver.s.db, driver.owner.uid)
+    database_clock.offset(25 * 3600)
+    assert await sessions.open_link(driver.s, late) is None
+
+
+async def test_bootstrap_again_changes_nothing(driver: Driver) -> None:
+    key = new_secret("tk_")
+    first = await bootstrap.ensure_owner(driver.s.db, "boss", key)
+    assert await bootstrap.ensure_owner(driver.s.db, "boss", key) == first
+    assert await driver.value("SELECT count(*) FROM api_keys WHERE uid = %s", first) == 1
+    owner = await auth.owner_of_key(driver.s, key)
+    assert owner is not None
+    assert owner.role == "admin"
+    await bootstrap.publish_signing_key(driver.s.db, driver.s.signer)
+    await bootstrap.publish_signing_key(driver.s.db, driver.s.signer)
+    assert await driver.value("SELECT count(*) FROM signing_keys") == 1
+
+
+async def test_users_and_their_language(driver: Driver) -> None:
+    made = wanted(await users.create_user(driver.s, driver.owner, NewUser(name="lin", language="zh")), Me)
+    assert isinstance(await users.create_user(driver.s, driver.owner, NewUser(name="lin")), Conflict)
+    for name in ("", "../x", "a b", "x" * 64, "a\x00"):
+        assert wanted(await users.create_user(driver.s, driver.owner, NewUser(name=name)), Invalid).field == "name"
+    assert made in await users.list_users(driver.s)
+    assert (await users.set_language(driver.s, driver.owner, MePatch(language="zh"))).language == "zh"
+    assert (await users.me(driver.s, driver.owner)).language == "zh"
+
+
+async def test_agents(driver: Driver) -> None:
+    definition = {"name": "helper", "command": ["helper"], "install_hint": "pip install helper", "env": {"A": "b"}}
+    made = wanted(await agents.put_agent(driver.s, "helper", definition), Agent)
+    assert (made.available, made.network, made.runtime_policy) == (True, "none", "retained")
+    assert made.definition is not None
+    assert isinstance(await agents.put_agent(driver.s, "other", definition), Invalid)
+    complaints = wanted(await agents.put_agent(driver.s, "x", {"name": "x", "colour": "red"}), Invalid)
+    assert len(complaints.extra["complaints"]) >= 2
+    assert [agent.name for agent in await agents.list_agents(driver.s)] == ["helper", "scripted"]
+    assert isinstance(await agents.get_agent(driver.s, "nobody\x00"), NotFound)
+    wanted(await agents.remove_agent(driver.s, "helper"), Agent)
+    assert isinstance(await agents.get_agent(driver.s, "helper"), NotFound)
+    assert isinstance(await agents.remove_agent(driver.s, "helper"), NotFound)
+    ready_made = AgentDefinition(name="helper", title="H", command=("helper",))
+    assert not await agents.put_if_new(driver.s.db, ready_made)
+    assert await agents.put_if_new(driver.s.db, AgentDefinition(name="fresh", title="F", command=("fresh",)))
+    wanted(await agents.get_agent(driver.s, "fresh"), Agent)
+
+
+async def test_an_agent_whose_command_is_missing_says_how_to_install_it(driver: Driver) -> None:
+    class Missing:
+        async def missing(self, command: object, programs: object) -> str | None:  # noqa: ARG002
+            return "the command helper is not there"
+
+    definition = {"name": "helper", "command": ["helper"], "install_hint": "pip install helper"}
+    s = replace(driver.s, commands=Missing())
+    made = wanted(await agents.put_agent(s, "helper", definition), Agent)
+    assert (made.available, made.unavailable, made.install) == (
+        False,
+        "the command helper is not there",
+        "pip install helper",
+    )
+
+
+async def test_servers(driver: Driver) -> None:
+    """Proves: H-06: the launch error is shown beside the host."""
+    await driver.up_to("claimed")
+    await driver.heartbeat(state="backing_off", launch_error="no\x00 memory")
+    (server,) = await hosts.list_servers(driver.s)
+    assert (server.state, server.launch_error, server.live_trees) == ("backing_off", "no\ufffd memory", 1)
+
+
+async def test_readiness(driver: Driver, database_clock: DatabaseClock, sessions: Sessions) -> None:
+    sent = await driver.submit((await driver.conversation()).thread_id)
+    assert (await readiness.readiness(driver.s)).ready
+    assert await driver.ready(sent.run.id)
+    database_clock.offset(61)
+    assert (await readiness.readiness(driver.s)).ready, "no host is expected"
+    await hosts.create_host_token(driver.s, HOST)
+    assert (await readiness.readiness(driver.s)).problems == ("no host was heard within 60 s",)
+    await driver.heartbeat()
+    assert (await readiness.readiness(driver.s)).ready
+    holder = await sessions.open()
+    await holder.execute("LOCK TABLE runs IN ACCESS EXCLUSIVE MODE")
+    assert not (await readiness.readiness(driver.s)).ready
+    await holder.rollback()
+    await driver.rows("UPDATE cluster SET timeline = timeline + 1")
+    assert "claims are refused" in (await readiness.readiness(driver.s)).problems[0]
+
+
+async def test_numbers(driver: Driver) -> None:
+    assert (await metrics.read_metrics(driver.s)).runs == {"ready": 0}
+    await driver.up_to("claimed")
+    await driver.submit((await driver.conversation()).thread_id)
+    numbers = await metrics.read_metrics(driver.s)
+    assert numbers.runs == {"running": 1, "pending": 1, "ready": 1}
+    assert (numbers.open_attempts, numbers.hosts) == (1, {"ready": 1})
+    assert numbers.oldest_ready_s >= 0
