@@ -34,7 +34,9 @@ CALL_S = 30.0
 class ControlServer:
     """A running server. `url` has no slash at its end."""
 
-    def __init__(self, dsn: str, *, timing: Timing, limits: Limits, settings: ApiSettings, listen_to_signals: bool) -> None:
+    def __init__(
+        self, dsn: str, *, timing: Timing, limits: Limits, settings: ApiSettings, listen_to_signals: bool
+    ) -> None:
         self._dsn = dsn
         self._timing = timing
         self._limits = limits
@@ -64,7 +66,7 @@ class ControlServer:
         """End it, streams included."""
 
         async def end() -> None:
-            await self.app.close_waits()
+            await self.app.close_streams()
             self._server.should_exit = True
 
         if self._thread.is_alive():
@@ -127,7 +129,11 @@ def control_server(
     if heartbeat_s is not None:
         timing = replace(timing, stream_heartbeat_s=heartbeat_s)
     server = ControlServer(
-        dsn, timing=timing, limits=limits or Limits(), settings=settings or ApiSettings(), listen_to_signals=listen_to_signals
+        dsn,
+        timing=timing,
+        limits=limits or Limits(),
+        settings=settings or ApiSettings(),
+        listen_to_signals=listen_to_signals,
     )
     server.start()
     try:

@@ -26,7 +26,7 @@ OPERATION_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 
 class ControlApp:
-    """See the module. Call `close_waits` before the server is asked to stop."""
+    """See the module. Call `close_streams` before the server is asked to stop."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ControlApp:
         else:
             await send({"type": "websocket.close", "code": 1003})
 
-    async def close_waits(self) -> None:
+    async def close_streams(self) -> None:
         """End every event stream and every request that waits on purpose, so that a stopping server need not wait for
         them. Their clients come back."""
         self._waits.close()
@@ -74,7 +74,7 @@ class ControlApp:
             if message["type"] == "lifespan.startup":
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
-                await self.close_waits()
+                await self.close_streams()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 

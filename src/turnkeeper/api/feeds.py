@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,6 +39,10 @@ class Subscription(Protocol):
 
     async def wait(self, timeout_s: float) -> bool:
         """Until woken (True) or the time has passed (False)."""
+        ...
+
+    def wake(self) -> None:
+        """End the wait, or the next one."""
         ...
 
 
@@ -88,18 +92,25 @@ class Feed:
         self._metrics = metrics
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._subscription: Subscription | None = None
+        self._stopping = False
 
     def start(self) -> None:
         """Begin to follow the conversation."""
         self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"feed {self.thread_id}")
 
-    async def stop(self) -> None:
-        """End following. Readers that still wait are woken."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+    def stop(self) -> None:
+        """End following, and wake the readers that still wait. A read that is on its way is not cut off: a cancelled
+        statement costs its connection. It ends by itself, and nobody waits for it."""
+        self._stopping = True
+        if self._subscription is not None:
+            self._subscription.wake()
         self._wake()
+
+    async def stopped(self) -> None:
+        """Wait until the task has ended."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
 
     def since(self, seq: int) -> list[Frame]:
         """What the window holds after `seq`, which must not lie below `floor`."""
@@ -126,9 +137,11 @@ class Feed:
     async def _follow(self) -> None:
         # Subscribed before the first read: what is appended after that read's snapshot wakes the subscription.
         with self._subscribe(self.thread_id) as subscription:
-            while True:
+            self._subscription = subscription
+            while not self._stopping:
                 await self._read_new()
-                await subscription.wait(REPAIR_S)
+                if not self._stopping:
+                    await subscription.wait(REPAIR_S)
 
     async def _read_new(self) -> None:
         try:
@@ -182,8 +195,8 @@ class Feeds:
         """How many conversations are watched."""
         return len(self._feeds)
 
-    @contextlib.asynccontextmanager
-    async def follow(self, thread_id: str, last_seq: int, read: ReadPage) -> AsyncGenerator[Feed]:
+    @contextlib.contextmanager
+    def follow(self, thread_id: str, last_seq: int, read: ReadPage) -> Generator[Feed]:
         """The conversation's feed while the caller reads. `last_seq` and `read` serve the first reader's feed."""
         feed = self._feeds.get(thread_id)
         if feed is None:
@@ -199,13 +212,16 @@ class Feeds:
             feed.readers -= 1
             self._readers -= 1
             if feed.readers == 0:
-                # Nobody awaits in between: the next reader gets a feed of its own.
+                # Nothing is awaited in between: the next reader gets a feed of its own.
                 del self._feeds[thread_id]
                 self._metrics.stream_feeds.set(len(self._feeds))
-                await feed.stop()
+                feed.stop()
 
     async def close(self) -> None:
-        """End every stream."""
+        """End every stream, and wait until none reads the database any more."""
         self.closing = True
-        for feed in list(self._feeds.values()):
-            await feed.stop()
+        feeds = list(self._feeds.values())
+        for feed in feeds:
+            feed.stop()
+        for feed in feeds:
+            await feed.stopped()

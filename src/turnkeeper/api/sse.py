@@ -23,6 +23,7 @@ from turnkeeper.api.feeds import PAGE_EVENTS, Feed, Feeds, Frame, ReadPage, enco
 from turnkeeper.api.metrics import Metrics
 from turnkeeper.api.paging import limit_of
 from turnkeeper.api.problems import ProblemRaised, shown
+from turnkeeper.api.waits import to_its_end
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.kit.log import get_logger
 from turnkeeper.services.context import Services
@@ -33,6 +34,9 @@ from turnkeeper.wire.turn import Event, EventKind
 SEQ_MAX = 2**63 - 1
 SEND_TIMEOUT_S = 60.0
 """A reader whose socket takes nothing for this long is gone, whatever TCP says."""
+
+FIRST_PAGE_EVENTS = 50
+"""Pages grow from here: a reader that is cut again and again, or that has little to catch up with, costs little."""
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -112,6 +116,7 @@ class Cursor:
         self._run = opening.run_id
         self._opening = opening
         self._behind = True
+        self._page_events = FIRST_PAGE_EVENTS
         self.position = after
         self.ended = False
 
@@ -127,9 +132,11 @@ class Cursor:
     async def _next_page(self) -> list[bytes]:
         # Whatever is at or below this floor was committed before the read, so a short page has all of it.
         floor = self._feed.floor
-        page = await self._read(self.position, PAGE_EVENTS)
+        page = await to_its_end(self._read(self.position, self._page_events))
         out = self._take([encode_event(event) for event in page]) if page else []
-        if len(page) < PAGE_EVENTS and not self.ended:
+        is_last = len(page) < self._page_events
+        self._page_events = min(2 * self._page_events, PAGE_EVENTS)
+        if is_last and not self.ended:
             self._behind = False
             if self._run is None and self.position < floor:
                 out.append(_gap(self.position + 1, floor))
@@ -223,7 +230,7 @@ class EventStream(Response):
     async def _write(self, send: Send) -> None:
         opening = self._opening
         clock = asyncio.get_running_loop().time
-        async with self._feeds.follow(opening.thread_id, opening.last_seq, self._source.read_thread) as feed:
+        with self._feeds.follow(opening.thread_id, opening.last_seq, self._source.read_thread) as feed:
             cursor = Cursor(feed, self._source.read, opening, self._after)
             await self._send(send, self._first_frames())
             sent_at = clock()

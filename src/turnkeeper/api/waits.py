@@ -1,8 +1,8 @@
-"""Requests that wait on purpose. A server that stops must not wait for them."""
+"""Requests that wait on purpose, and how they are left: a server that stops must not wait for them, and whoever leaves
+does not cut off a statement, because a cancelled one costs its connection."""
 
 import asyncio
-import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,8 +27,21 @@ class Waits:
             await asyncio.wait({answer, closing}, return_when=asyncio.FIRST_COMPLETED)
             return answer.result() if answer.done() else otherwise
         finally:
-            for task in (answer, closing):
-                if not task.done():
-                    task.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await task
+            answer.cancel()
+            closing.cancel()
+            await asyncio.gather(answer, closing, return_exceptions=True)
+
+
+async def to_its_end(reading: Awaitable[T]) -> T:
+    """Await a read; where the caller is cancelled meanwhile, the read still goes on to its end by itself."""
+    task = asyncio.ensure_future(reading)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_forget)
+        raise
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
