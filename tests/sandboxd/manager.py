@@ -50,6 +50,8 @@ class ManagerOptions:
     secret: str = "tks_" + "s" * 43
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     public_pem: str = PUBLIC_PEM
+    bubblewrap: bool = False
+    """Start it as pid 1 of a pid namespace of its own, as a launcher does."""
 
 
 class Manager:
@@ -103,6 +105,7 @@ class Manager:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [
+                    *(self._bubblewrap() if self.options.bubblewrap else ()),
                     sys.executable,
                     "-I",
                     "-m",
@@ -124,6 +127,18 @@ class Manager:
             os.close(fd)
         listener.close()
 
+    def _bubblewrap(self) -> list[str]:
+        flags = ["--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        mounts = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+        workspace = str(self.workspace)
+        return ["bwrap", *flags, *mounts, "--bind", workspace, workspace, "--"]
+
+    @property
+    def pid(self) -> int:
+        """The manager's own process, as this test sees it."""
+        assert self.process is not None
+        return self.below()[0].pid if self.options.bubblewrap else self.process.pid
+
     async def restart(self) -> None:
         """Kill it as a crash would, and start another one over the same workspace."""
         self.end()
@@ -138,8 +153,8 @@ class Manager:
         self.process.kill()
         self.process.wait()
         self.process = None
-        for process in below:
-            assert procs.wait_gone(process, 10), f"{process} outlived its manager"
+        left = [process for process in below if not procs.wait_gone(process, 10)]
+        assert not left, f"{left} outlived their manager"
 
     def freeze(self) -> None:
         """SIGSTOP."""

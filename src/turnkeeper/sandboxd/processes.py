@@ -25,34 +25,40 @@ KEEPER_PROGRAM: Final = str(Path(__file__).with_name("keeper.py"))
 _STATUS_FD: Final = 3
 _DEATH_WAIT_S: Final = 0.05
 _REAP_WAIT_S: Final = 0.001
+_STRAYS_S: Final = 5.0
 
 
-def kill_below(root: ProcessId, deadline: Deadline, *, spare: ProcessId | None = None) -> bool:
-    """Kill every descendant of `root`, but `spare` and what is below it. False if the deadline passed first.
+def kill_all(look: Callable[[], list[ProcessId]], deadline: Deadline) -> bool:
+    """Kill what `look` finds until it finds none. False if the deadline passed first.
 
     Blocks; needs nothing of the event loop, so that the dead-man's switch can call it while the loop is stuck.
     """
-    while victims := _stopped_below(root, spare, deadline):
+    while victims := _stopped(look, deadline):
         for victim in victims:
             procs.kill(victim, signal.SIGKILL)
         for victim in victims:
             procs.wait_gone(victim, min(_DEATH_WAIT_S, deadline.remaining()))
         if deadline.passed:
-            return not _below(root, spare)
+            return not look()
     return True
 
 
-def _stopped_below(root: ProcessId, spare: ProcessId | None, deadline: Deadline) -> list[ProcessId]:
-    """Stop what is below until a look finds nothing new; returns all that the last look found."""
+def _stopped(look: Callable[[], list[ProcessId]], deadline: Deadline) -> list[ProcessId]:
+    """Stop what is found until a look finds nothing new; returns all that the last look found."""
     stopped: set[ProcessId] = set()
     while True:
-        found = _below(root, spare)
+        found = look()
         fresh = [process for process in found if process not in stopped]
         if not fresh or deadline.passed:
             return found
         for process in fresh:
             procs.kill(process, signal.SIGSTOP)
             stopped.add(process)
+
+
+def kill_below(root: ProcessId, deadline: Deadline, *, spare: ProcessId | None = None) -> bool:
+    """Kill every descendant of `root`, but `spare` and what is below it. False if the deadline passed first."""
+    return kill_all(lambda: _below(root, spare), deadline)
 
 
 def _below(root: ProcessId, spare: ProcessId | None) -> list[ProcessId]:
@@ -71,11 +77,13 @@ class Reaper:
         self._keepers: dict[int, ProcessId] = {}
         self._stray_deaths = 0
         self._has_children = threading.Event()
+        self._orphaned = threading.Event()
         self._pause = threading.Event()  # never set
 
     def start(self) -> None:
-        """Begin to reap."""
+        """Begin to reap, and to kill strays: two threads, because zombies that wait for a kill would hide the living."""
         threading.Thread(target=self._reap, name="reaper", daemon=True).start()
+        threading.Thread(target=self._watch_strays, name="strays", daemon=True).start()
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int]) -> ProcessId:
         """Start a child with `fds` (its number: ours) and no other descriptor, in a session of its own."""
@@ -92,23 +100,22 @@ class Reaper:
 
     def _reap(self) -> None:
         while True:
+            self._has_children.clear()
             try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            except ChildProcessError:
-                self._has_children.clear()
-                with contextlib.suppress(ChildProcessError):  # one that was started before the clear is seen here
-                    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-                    continue
+                while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) is not None:
+                    with self._lock:
+                        os.waitpid(found.si_pid, 0)
+                        if self._keepers.pop(found.si_pid, None) is None:
+                            self._stray_deaths += 1
+                    self._orphaned.set()  # a keeper that was killed leaves orphans, and so does a stray
+            except ChildProcessError:  # one that was started since the clear has set the flag again
                 self._has_children.wait()
-                continue
-            if found is None:
-                continue
-            with self._lock:
-                os.waitpid(found.si_pid, 0)
-                if self._keepers.pop(found.si_pid, None) is None:
-                    self._stray_deaths += 1
-            # A keeper that was killed leaves orphans, and so does a stray. One pass: this thread must go on to reap.
-            self._kill_each(self._strays(), Deadline.after(1.0))
+
+    def _watch_strays(self) -> None:
+        while True:
+            self._orphaned.wait()
+            self._orphaned.clear()
+            self.kill_strays(Deadline.after(_STRAYS_S))
 
     def kill_strays(self, deadline: Deadline) -> bool:
         """Kill children of this process that are no keepers, and what is below them. True: none is left.
@@ -118,30 +125,36 @@ class Reaper:
         """
         while True:
             before = self._stray_deaths
-            strays = self._strays()
-            if not strays and before == self._stray_deaths:
+            if not self._strays() and before == self._stray_deaths:
                 return True
-            self._kill_each(strays, deadline)
-            if deadline.passed:
+            if not kill_all(self._strays_and_below, deadline) or deadline.passed:
                 return False
             self._pause.wait(_REAP_WAIT_S)  # for the reaper: a zombie counts as a stray until it is reaped
 
-    @staticmethod
-    def _kill_each(strays: Sequence[ProcessId], deadline: Deadline) -> None:
-        for stray in strays:
-            procs.kill(stray, signal.SIGSTOP)
-            kill_below(stray, deadline)
-            procs.kill(stray, signal.SIGKILL)
-            procs.wait_gone(stray, min(_DEATH_WAIT_S, deadline.remaining()))
+    def _strays(self) -> list[procs.ProcessStat]:
+        """Children that are no keepers, zombies included."""
+        return self._strays_among(procs.processes)
 
-    def _strays(self) -> list[ProcessId]:
+    def _strays_among(self, look: Callable[[], list[procs.ProcessStat]]) -> list[procs.ProcessStat]:
         me = os.getpid()
         with self._lock:
-            return [
-                ProcessId(stat.pid, stat.start_ticks)
-                for stat in procs.processes()
-                if stat.parent_pid == me and stat.pid not in self._keepers
-            ]
+            return [stat for stat in look() if stat.parent_pid == me and stat.pid not in self._keepers]
+
+    def _strays_and_below(self) -> list[ProcessId]:
+        """The live ones among them and what is below any, by one look."""
+        seen: list[procs.ProcessStat] = []
+
+        def look() -> list[procs.ProcessStat]:
+            seen.extend(procs.processes())
+            return seen
+
+        level = self._strays_among(look)
+        found: list[procs.ProcessStat] = []
+        while level:
+            found += level
+            pids = {stat.pid for stat in level}
+            level = [stat for stat in seen if stat.parent_pid in pids]
+        return [ProcessId(stat.pid, stat.start_ticks) for stat in found if not stat.dead]
 
 
 @dataclass(frozen=True)
