@@ -21,7 +21,7 @@ from turnkeeper.kit.procs import descendants, identify, kill
 SCRIPT = Path(__file__).with_name("host_process.py")
 
 
-def until(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
     """Wait for a fact, looking often; returns it."""
     end = system_clock.monotonic() + timeout_s
     while not (found := condition()):
@@ -60,12 +60,17 @@ class RunningHost:
 
     def wait_spares(self, count: int) -> list[int]:
         """Wait until it has `count` children that wait for a turn."""
-        until(lambda: self.log_count("spare_ready") >= count, "spares are ready", 20)
+        until(lambda: self.log_count("spare_ready") >= count, "spares are ready")
         return self.children
 
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """What the host logged as `event`; a barrier for tests, not an oracle."""
+        lines = self.log_path.read_text().splitlines()
+        return [json.loads(line) for line in lines if f'"{event}"' in line]
+
     def log_count(self, event: str) -> int:
-        """How often the host logged `event`; a barrier for tests, not an oracle."""
-        return sum(f'"{event}"' in line for line in self.log_path.read_text().splitlines())
+        """How often it did."""
+        return len(self.logged(event))
 
     @property
     def log_path(self) -> Path:
@@ -76,7 +81,7 @@ class RunningHost:
         """Send a signal to the host alone."""
         self.process.send_signal(number)
 
-    def wait(self, timeout_s: float = 20.0) -> int:
+    def wait(self, timeout_s: float = 30.0) -> int:
         """Wait for its end; returns its exit status."""
         return self.process.wait(timeout_s)
 

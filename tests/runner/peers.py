@@ -247,7 +247,7 @@ class Peers:
         with self._changed:
             return [call for call in self.calls if call.name == name]
 
-    def wait_for(self, name: str, count: int = 1, timeout_s: float = 10.0) -> Call:
+    def wait_for(self, name: str, count: int = 1, timeout_s: float = 30.0) -> Call:
         """Wait until `name` was called `count` times; returns that call."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._named(name)) >= count, timeout_s):
@@ -548,7 +548,11 @@ class Handler(BaseHTTPRequestHandler):
         self._handle()
 
     def _handle(self) -> None:
-        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        raw = self.rfile.read(length)
+        if len(raw) < length:  # the client left in the middle of its request
+            self.close_connection = True
+            return
         parts = urlsplit(self.path)
         segments = parts.path.strip("/").split("/")
         name = "hosts" if "hosts" in segments else segments[-1]

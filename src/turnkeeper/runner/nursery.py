@@ -89,8 +89,9 @@ class Nursery:
             self._spares.clear()
 
     async def _wait_taken(self) -> None:
+        look_s = min(LOOK_S, self._settings.limits.spare_age_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(look_s):
                 await self._taken.wait()
             await self._clock.sleep(REFILL_DELAY_S)
 
