@@ -1,5 +1,6 @@
 """The embedded PostgreSQL: real servers, killed, stopped and found again."""
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -255,7 +256,7 @@ def test_a_pid_file_of_nonsense(ready: Path) -> None:
         (ready / "postgres" / "postmaster.pid").write_bytes(content)
         server = embedded_at(ready)
         server.start_blocking()
-        throw_away(server)
+        server.stop_blocking()
 
 
 def test_a_survivor_of_another_directory_is_not_ours(directory: Path) -> None:
@@ -425,6 +426,27 @@ def test_stopping_is_idempotent_and_ends_open_sessions(ready: Path) -> None:
         assert "automatic recovery" not in log
     finally:
         throw_away(server)
+
+
+async def test_a_stop_ends_a_start_that_is_under_way(ready: Path) -> None:
+    """`up` may be stopped while it brings the server back; the thread that starts it cannot be cancelled."""
+    holder = embedded_at(ready)
+    holder.start_blocking()
+    assert holder.postmaster is not None
+    kill(holder.postmaster, signal.SIGSTOP)
+    survivor = holder.postmaster
+    holder.release()
+    server = embedded_at(ready)
+    starting = asyncio.create_task(server.start())
+    await asyncio.sleep(0)  # it is in its thread, or about to be
+    await server.stop()
+    with pytest.raises(DatabaseUnavailable, match="was stopped while it started"):
+        await starting
+    holder = embedded_at(ready)
+    with contextlib.suppress(OSError):
+        kill(survivor, signal.SIGCONT)
+    holder.start_blocking()  # whether or not the start had found the survivor by then, the directory is left usable
+    throw_away(holder)
 
 
 async def test_the_end_of_the_server_is_noticed(ready: Path) -> None:

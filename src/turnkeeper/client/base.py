@@ -13,6 +13,8 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from turnkeeper.client.failures import CallError, ClientError, ConnectionFailed
+from turnkeeper.domain.errors import InvariantViolation
+from turnkeeper.kit.outside import open_transaction
 from turnkeeper.kit.sockets import unix_address
 from turnkeeper.wire.problem import PROBLEM_MEDIA_TYPE, Problem
 
@@ -133,6 +135,13 @@ class ClientBase:
             max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX, keepalive_expiry=KEEP_ALIVE_S
         )
         return {"verify": context, "trust_env": False, "uds": uds, "limits": limits}
+
+
+def refuse_in_transaction(operation: str) -> None:
+    """No transaction is held across a call to anything outside PostgreSQL (protocol, section 1): a defect of ours."""
+    name = open_transaction()
+    if name is not None:
+        raise InvariantViolation(f"{operation} called inside the transaction {name}")
 
 
 def request_options(

@@ -38,6 +38,7 @@ from turnkeeper.client.base import (
     parse_address,
     parsed,
     path,
+    refuse_in_transaction,
     request_options,
     transport_failures,
 )
@@ -167,6 +168,7 @@ class AsyncHttpClient(ClientBase):
         async def trace(event: str, _info: Mapping[str, Any]) -> None:
             departure.note(event)
 
+        refuse_in_transaction(operation_name(method, name))
         with transport_failures(operation_name(method, name), departure):
             if self._client is None:
                 transport = httpx2.AsyncHTTPTransport(**self.transport_options())
@@ -315,6 +317,7 @@ class HttpClient(ClientBase):
             if event.startswith("connection.connect_") and event.endswith(".complete"):
                 self._keep(info["return_value"].get_extra_info("socket"))
 
+        refuse_in_transaction(operation)
         with transport_failures(operation, departure, self._interrupt_seen):
             client = self._connect(operation)
             request = client.build_request(

@@ -109,6 +109,8 @@ class EmbeddedPostgres:
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._clock = clock
+        self._busy = threading.Lock()
+        self._stop_asked = threading.Event()
         self._supervisor_fd: int | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._postmaster: ProcessId | None = None
@@ -116,7 +118,8 @@ class EmbeddedPostgres:
 
     async def start(self) -> str:
         """Make, adopt or start the server; returns the connection URL once it answers."""
-        return await asyncio.to_thread(self.start_blocking)
+        self._stop_asked.clear()  # here, not in the thread: of a start and a stop that follow each other the stop wins
+        return await asyncio.to_thread(self._start)
 
     async def stop(self) -> None:
         """End the server by a fast shutdown. Idempotent."""
@@ -152,21 +155,32 @@ class EmbeddedPostgres:
 
     def start_blocking(self) -> str:
         """As `start`, in the calling thread."""
-        if self.alive:
+        self._stop_asked.clear()
+        return self._start()
+
+    def _start(self) -> str:
+        with self._busy:
+            self._refuse_if_stopped()
+            if self.alive:
+                return self.url()
+            installation = pginstall.find_installation()
+            self._prepare_directories()
+            self._supervise()
+            try:
+                self._adopt_or_start(installation)
+                self._create_database()
+            except BaseException:
+                self._stop()
+                raise
             return self.url()
-        installation = pginstall.find_installation()
-        self._prepare_directories()
-        self._supervise()
-        try:
-            self._adopt_or_start(installation)
-            self._create_database()
-        except BaseException:
-            self.stop_blocking()
-            raise
-        return self.url()
 
     def stop_blocking(self) -> None:
-        """As `stop`, in the calling thread."""
+        """As `stop`, in the calling thread. A start that is under way in another thread gives up."""
+        self._stop_asked.set()
+        with self._busy:
+            self._stop()
+
+    def _stop(self) -> None:
         try:
             if self._postmaster is not None:
                 self._end(self._postmaster)
@@ -241,7 +255,7 @@ class EmbeddedPostgres:
                     return
                 continue
             try:
-                self._start(installation, occupant, deadline)
+                self._begin(installation, occupant, deadline)
             finally:
                 os.close(occupant)  # the server keeps its copy
             return
@@ -250,7 +264,7 @@ class EmbeddedPostgres:
         """Who is in the directory: its live postmaster; nobody, as the descriptor of the lock that says so; None: unknown yet."""
         return self._survivor() or _try_lock(self._lock_path("server"))
 
-    def _start(self, installation: Installation, lock_fd: int, deadline: Deadline) -> None:
+    def _begin(self, installation: Installation, lock_fd: int, deadline: Deadline) -> None:
         self._ensure_data_directory(installation, lock_fd)
         pginstall.write_access_rules(self._data_dir, installation.os_user)
         (self._data_dir / "postmaster.pid").unlink(missing_ok=True)  # nobody is left (_occupant): a remnant
@@ -284,14 +298,16 @@ class EmbeddedPostgres:
 
     def _adopt(self, survivor: ProcessId, deadline: Deadline) -> bool:
         """Whether the survivor answers where we expect it. One that does not is ended: it is ours, and of no use."""
+        self._postmaster = survivor  # provably ours: whoever stops us now ends it too
         found = self._pid_file()
         expected = found is not None and found.socket_dir in ("", str(self._socket_dir))
         if expected and self._wait_for(lambda: self._settled(survivor), deadline):
-            self._postmaster, self.adopted = survivor, True
+            self.adopted = True
             _log.info("postgres_adopted", pid=survivor.pid)
             return True
         _log.warning("postgres_survivor_ended", pid=survivor.pid, at_expected_socket=expected)
         self._end(survivor)
+        self._postmaster = None
         return False
 
     def _settled(self, process: ProcessId) -> bool | None:
@@ -403,10 +419,14 @@ class EmbeddedPostgres:
 
     def _wait_for(self, look: Callable[[], T | None], deadline: Deadline) -> T | None:
         """Call `look` until it returns something other than None, at most until the deadline (then None)."""
-        never = threading.Event()
         while (found := look()) is None and not deadline.passed:
-            self._clock.wait(never, _POLL_S)
+            self._clock.wait(self._stop_asked, _POLL_S)
+            self._refuse_if_stopped()
         return found
+
+    def _refuse_if_stopped(self) -> None:
+        if self._stop_asked.is_set():
+            raise DatabaseUnavailable("the embedded PostgreSQL was stopped while it started")
 
 
 def _try_lock(path: Path) -> int | None:
