@@ -124,12 +124,16 @@ class Reaper:
         so a look counts only if it found none, not even a zombie, and none was reaped meanwhile.
         """
         while True:
-            before = self._stray_deaths
-            if not self._strays() and before == self._stray_deaths:
+            if not self.has_strays():
                 return True
             if not kill_all(self._strays_and_below, deadline) or deadline.passed:
                 return False
             self._pause.wait(_REAP_WAIT_S)  # for the reaper: a zombie counts as a stray until it is reaped
+
+    def has_strays(self) -> bool:
+        """Whether somebody is here who belongs to nobody; by one look, with the same proof. Well below 1 ms."""
+        before = self._stray_deaths
+        return bool(self._strays()) or before != self._stray_deaths
 
     def _strays(self) -> list[procs.ProcessStat]:
         """Children that are no keepers, zombies included."""
@@ -305,15 +309,16 @@ class Keeper:
 
     async def kill_leftovers(self, deadline: Deadline) -> bool:
         """Kill what has left the command's own tree; the command and its descendants stay."""
-        if self.identity is None or self.leader is None:
+        if self.identity is None or self.leader is None or not self.has_leftovers():
             return True
-        for _ in range(2):  # a second look, because a process may slip past one of them (see `kill_below`)
-            if not await asyncio.to_thread(self._kill_leftovers_now, deadline):
+        for _ in range(2):  # a second look, because a process may slip past one of them
+            if not await asyncio.to_thread(kill_below, self.identity, deadline, spare=self.leader):
                 return False
         return True
 
-    def _kill_leftovers_now(self, deadline: Deadline) -> bool:
-        return self.identity is None or kill_below(self.identity, deadline, spare=self.leader)
+    def has_leftovers(self) -> bool:
+        """Whether something is below that is not of the command's own tree; two looks, for the same reason. About 1 ms."""
+        return self.identity is not None and any(_below(self.identity, self.leader) for _ in range(2))
 
     async def wait_exited(self, timeout_s: float) -> None:
         """Wait for the command's wait status, in bounded time: its keeper may be stopped, and is then woken."""

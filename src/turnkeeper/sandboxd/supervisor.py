@@ -222,7 +222,8 @@ class Supervisor:
         if idle is not None and not idle.spec.keep_background_processes:
             results.append(await idle.keeper.kill_leftovers(deadline))
         activation.keepers = [keeper for keeper in activation.keepers if keeper.alive]
-        results.append(await asyncio.to_thread(self._reaper.kill_strays, deadline))
+        if self._reaper.has_strays():
+            results.append(await asyncio.to_thread(self._reaper.kill_strays, deadline))
         return walks_ended and all(results)
 
     async def stop(self, activation: Activation) -> StopAnswer:

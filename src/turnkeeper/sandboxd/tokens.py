@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from jwt.types import Options
 from pydantic import ValidationError
 
+from turnkeeper.kit.clock import Clock, system_clock
 from turnkeeper.wire.tokens import ACTIVATION_AUDIENCE, ALGORITHM, ActivationClaims
 
 _TOKEN_CHARS_MAX: Final = 8192
+_KNOWN_MAX: Final = 64
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,10 @@ class BadToken:
 class TokenVerifier:
     """Holds the public keys. A PEM that is no Ed25519 key stops the start (ValueError)."""
 
-    def __init__(self, public_keys: Mapping[str, str]) -> None:
+    def __init__(self, public_keys: Mapping[str, str], clock: Clock = system_clock) -> None:
+        self._clock = clock
         self._keys: dict[str, Ed25519PublicKey] = {}
+        self._known: dict[str, ActivationClaims] = {}  # a worker shows the same token with each of its calls
         for kid, pem in public_keys.items():
             key = load_pem_public_key(pem.encode())
             if not isinstance(key, Ed25519PublicKey):
@@ -42,6 +47,18 @@ class TokenVerifier:
 
     def verify(self, token: str) -> Verified | BadToken:
         """Check signature, audience and every claim. Whether it has expired is told apart: an expired one may still end."""
+        claims = self._known.get(token)
+        if claims is None:
+            checked = self._check(token)
+            if isinstance(checked, BadToken):
+                return checked
+            claims = checked
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[token] = claims
+        return Verified(claims, expired=claims.exp <= self._clock.utcnow().timestamp())
+
+    def _check(self, token: str) -> ActivationClaims | BadToken:
         if len(token) > _TOKEN_CHARS_MAX:
             return BadToken("it is too long")
         try:
@@ -49,22 +66,10 @@ class TokenVerifier:
             key = self._keys.get(kid) if isinstance(kid, str) else None
             if key is None:
                 return BadToken("its key is not known")
-            try:
-                payload, expired = self._decode(token, key, verify_exp=True), False
-            except jwt.ExpiredSignatureError:
-                payload, expired = self._decode(token, key, verify_exp=False), True
-            return Verified(ActivationClaims.model_validate(payload), expired)
+            options: Options = {"require": ["exp", "aud", "sub"], "verify_exp": False}
+            payload = jwt.decode(token, key, algorithms=[ALGORITHM], audience=ACTIVATION_AUDIENCE, options=options)
+            return ActivationClaims.model_validate(payload)
         except jwt.InvalidAudienceError:
             return BadToken("it is for somebody else")
         except (jwt.PyJWTError, ValidationError):
             return BadToken("it is not valid")
-
-    @staticmethod
-    def _decode(token: str, key: Ed25519PublicKey, *, verify_exp: bool) -> dict[str, Any]:
-        return jwt.decode(
-            token,
-            key,
-            algorithms=[ALGORITHM],
-            audience=ACTIVATION_AUDIENCE,
-            options={"require": ["exp", "aud", "sub"], "verify_exp": verify_exp},
-        )
