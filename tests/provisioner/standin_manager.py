@@ -7,6 +7,8 @@ the routes that the provisioner itself uses, and a few that let a test look arou
     GET  /v1/test/stream?n=3&pause_ms=50                     NDJSON lines
     GET  /v1/test/slow?s=30                                  an answer that takes its time; notes when its client leaves
     POST /v1/test/echo                                       the body, and the headers that arrived
+    GET  /v1/test/flood, /v1/test/flooded                    an endless answer, and how much of it was taken
+    GET  /v1/test/connection                                 which connection this is
     POST /v1/test/log?bytes=N                                writes to stderr
     POST /v1/test/exit    {"status": 3}
 """
@@ -34,6 +36,7 @@ BOOT_ID = str(uuid.uuid4())
 START: dict[str, Any] = {}
 SECRETS: dict[str, str] = {}
 LEFT: list[str] = []
+FLOODED: list[int] = []
 puts: list[str] = []
 
 
@@ -113,6 +116,12 @@ class Handler(BaseHTTPRequestHandler):
             case "/v1/test/echo":
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 self.answer({"headers": headers, "method": self.command, "path": self.path, "body": len(body)})
+            case "/v1/test/flood":
+                self.flood()
+            case "/v1/test/flooded":
+                self.answer(str(sum(FLOODED)).encode())
+            case "/v1/test/connection":
+                self.answer(str(id(self.connection)).encode())
             case "/v1/test/log":
                 for _ in range(int(query["bytes"]) // 10_000):
                     os.write(2, b"y" * 9_999 + b"\n")
@@ -162,6 +171,16 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
         except OSError:
             LEFT.append("stream")
+
+    def flood(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        piece = b"10000\r\n" + b"z" * 0x10000 + b"\r\n"
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(piece)
+                FLOODED.append(len(piece))
 
     def slow(self, s: float) -> None:
         ready, _, _ = select.select([self.connection], [], [], s)

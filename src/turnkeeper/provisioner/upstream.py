@@ -136,6 +136,7 @@ class _Connection(asyncio.Protocol):
         self._buffered = 0
         self._paused = False
         self._complete = False
+        self._keep_alive = False
         self._sent = False
         self._head_complete = False
         self._changed: asyncio.Future[None] | None = None
@@ -143,7 +144,7 @@ class _Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether the call is over on both sides and the connection may carry another."""
-        return self._complete and self._sent and not self._chunks and not self.lost and self._parser.should_keep_alive()
+        return self._complete and self._sent and not self._chunks and not self.lost and self._keep_alive
 
     def write(self, data: bytes) -> None:
         """Send a whole request."""
@@ -263,4 +264,5 @@ class _Connection(asyncio.Protocol):
         """The answer is whole."""
         if self._head_complete:
             self._complete = True
+            self._keep_alive = self._parser.should_keep_alive()  # the parser forgets it after this callback
             self._wake()
