@@ -61,11 +61,11 @@ class StreamReader:
             self._read_chunk()
 
     def bytes_of(self, frames: int, extra: int) -> list[Frame]:
-        """`frames` whole frames, then `extra` bytes of the next one at most: a cut inside a frame."""
+        """`frames` whole frames (or up to an end), then `extra` bytes of the next one at most: a cut inside a frame."""
         found: list[Frame] = []
         for frame in self.frames():
             found.append(frame)
-            if len(found) == frames:
+            if len(found) == frames or frame.kind == "end":
                 break
         if extra and not self.ended and len(self._body) < extra:
             with contextlib.suppress(TimeoutError):

@@ -248,7 +248,7 @@ class EventStream(Response):
         state = {"after": self._after, "restart": self._restart, **opening.state}
         # A cut after this frame is resumed from its id.
         frames = [b"retry: 1000\n", encode(EventKind.SNAPSHOT.value, state, self._after)]
-        if opening.run_id is not None and self._after < opening.dropped and opening.first < opening.dropped:
+        if opening.is_cut and self._after < opening.dropped:
             frames.append(_gap(self._after + 1, opening.dropped))
         return frames
 

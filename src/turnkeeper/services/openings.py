@@ -15,7 +15,7 @@ from turnkeeper.store import conversations, events, messages, openings, run_view
 from turnkeeper.store.run_views import RunView
 from turnkeeper.store.tx import Reader
 from turnkeeper.wire.public import Run
-from turnkeeper.wire.turn import Event
+from turnkeeper.wire.turn import Event, EventKind
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Opening:
 
     `first`: a reader without a place of its own gets what follows it. In a conversation's stream that is the event before
     the run that is in hand, so that a page can show all of it; in a run's stream the event before the run's first.
-    `state` is the data of the `snapshot` event. `end`: the run's stored end. `lost_end`: the data of an end that was
-    dropped with all the run's events, made again from the run.
+    `state` is the data of the `snapshot` event. `is_cut`: the beginning of the run is among what was dropped. `end`: the
+    run's stored end. `lost_end`: the data of an end that was dropped with all the run's events, made again from the run.
     """
 
     thread_id: str
@@ -34,6 +34,7 @@ class Opening:
     dropped: int
     state: Mapping[str, Any]
     run_id: str | None = None
+    is_cut: bool = False
     end: Event | None = None
     lost_end: Mapping[str, Any] | None = None
 
@@ -82,6 +83,7 @@ async def open_run(s: Services, owner: Owner, run_id: str) -> Opening | NotFound
             dropped,
             {"run": run.model_dump(mode="json")},
             run_id,
+            dropped > 0 and place.first_kind != EventKind.MESSAGE,  # which is what every run begins with
             None if end is None else event_of(end),
             await _lost_end(reader, view, run) if is_lost else None,
         )

@@ -17,12 +17,13 @@ class ThreadPlace:
 
 @dataclass(frozen=True)
 class RunPlace:
-    """`first`: the run's first stored number; None where none is stored."""
+    """`first`: the run's first stored number, and `first_kind` its kind; None where none is stored."""
 
     thread_id: str
     last_seq: int
     dropped_before: int
     first: int | None
+    first_kind: str | None
 
 
 async def place_of_thread(reader: Reader, uid: str, thread_id: str) -> ThreadPlace | None:
@@ -42,8 +43,10 @@ async def place_of_run(reader: Reader, uid: str, run_id: str) -> RunPlace | None
     """None: this owner has no such run."""
     return await reader.fetch_one(
         "SELECT r.thread_id, coalesce(n.last_seq, 0) AS last_seq, coalesce(n.dropped_before, 0) AS dropped_before, "
-        "(SELECT min(seq) FROM events WHERE run_id = r.id) AS first "
-        "FROM runs r LEFT JOIN event_counters n ON n.thread_id = r.thread_id WHERE r.id = %s AND r.uid = %s",
+        "e.seq AS first, e.kind AS first_kind FROM runs r "
+        "LEFT JOIN event_counters n ON n.thread_id = r.thread_id "
+        "LEFT JOIN LATERAL (SELECT seq, kind FROM events WHERE run_id = r.id ORDER BY seq LIMIT 1) e ON true "
+        "WHERE r.id = %s AND r.uid = %s",
         (run_id, uid),
         as_=RunPlace,
     )
