@@ -11,8 +11,9 @@ from turnkeeper.services.answers import Refused, RefusedWhy
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
 from turnkeeper.services.current import OTHER_ACTIVATION, lock_current
-from turnkeeper.services.leased import LEASE_REFUSED, held, lock_leased, run_leased
-from turnkeeper.store import activations, memberships
+from turnkeeper.services.leased import LEASE_REFUSED, Leased, held, lock_leased, run_leased
+from turnkeeper.store import activations, agents, memberships
+from turnkeeper.store.memberships import MembershipRow
 from turnkeeper.store.tx import Tx
 from turnkeeper.wire.worker import AdmissionReceipt, Admit
 
@@ -36,6 +37,8 @@ async def admit(s: Services, worker: Worker, request: Admit) -> AdmissionReceipt
             return Refused(RefusedWhy.CANCELLED, "the run was asked to stop before its prompt was sent")
         if activation.state != ActivationState.PREPARING or membership.admitted_job_id is not None:
             return OTHER_ACTIVATION
+        if not await _is_recorded_session(tx, leased, membership, clean(request.native_session)):
+            return Refused(RefusedWhy.MEMBERSHIP, "the native session is not the recorded one")
         admitted_at = await activations.admit(
             tx,
             leased.lease,
@@ -58,3 +61,10 @@ async def admit(s: Services, worker: Worker, request: Admit) -> AdmissionReceipt
         )
 
     return await run_leased(s, "admit", work)
+
+
+async def _is_recorded_session(tx: Tx, leased: Leased, membership: MembershipRow, native_session: str) -> bool:
+    """R-07: a turn is delivered to the recorded session or to none, but where each turn has a session of its own."""
+    if membership.native_turn == 0 or native_session == membership.native_session:
+        return True
+    return await agents.new_session_per_turn(tx, leased.run.agent)

@@ -6,8 +6,8 @@ from turnkeeper.kit.ids import is_id
 from turnkeeper.services.answers import NotFound
 from turnkeeper.services.auth import Owner
 from turnkeeper.services.context import Services
-from turnkeeper.services.dispatch import lock_line, recompute
-from turnkeeper.services.ending import Closing
+from turnkeeper.services.dispatch import recompute
+from turnkeeper.services.ending import begin_closing
 from turnkeeper.services.runs import NO_RUN
 from turnkeeper.services.tree import lock_tree, stop_run
 from turnkeeper.services.views import run_of
@@ -25,7 +25,7 @@ async def cancel(s: Services, owner: Owner, run_id: str) -> Run | NotFound:
         return NO_RUN
 
     async def work(tx: Tx) -> Run:
-        closing = Closing(await lock_line(tx, seen.runtime_scope_id, seen.uid))
+        closing = await begin_closing(tx, s, seen.runtime_scope_id, seen.uid)
         tree = await lock_tree(tx, seen)
         if RunStatus(tree.target.status) not in TERMINAL:
             for run in (tree.target, *tree.descendants):

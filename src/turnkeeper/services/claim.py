@@ -93,7 +93,7 @@ async def _take(s: Services, tx: Tx, known: HostRow, request: ClaimRequest, ttl_
         tx, provisioner=known.provisioner, any_tree=_has_room(known, request, trees), trees=trees
     )
     if run is None:
-        return ClaimAnswer(more=await runs.any_ready(tx, provisioner=known.provisioner))
+        return ClaimAnswer(more=await runs.any_claimable(tx, provisioner=known.provisioner, any_tree=True, trees=trees))
     # Two claims of one host at once must not both take its last room: the host's row orders them, and now its load is read.
     host = await lock_host(tx, known.name, HostRow)
     trees = await attempts.trees_of_host(tx, known.name)
@@ -118,7 +118,7 @@ async def _take(s: Services, tx: Tx, known: HostRow, request: ClaimRequest, ttl_
     if attempt is None:
         raise _Again
     await messages.set_delivery(tx, run.id, DeliveryStatus.DELIVERING)
-    outbox = Outbox()
+    outbox = Outbox(s.limits.event_bytes_max)
     outbox.run(run.thread_id, run.id, RunStatus.RUNNING.value, attempt_no=attempt.attempt_no)
     await outbox.flush(tx)
     return ClaimAnswer(claim=_claim(run, attempt, token, timeout_s))
@@ -126,7 +126,12 @@ async def _take(s: Services, tx: Tx, known: HostRow, request: ClaimRequest, ttl_
 
 def _has_room(host: HostRow, request: ClaimRequest, trees: list[str]) -> bool:
     """Whether the host may take another tree: by its own count and by ours, which knows its earlier incarnation's too."""
-    return request.rooms > 0 and may_take(
+    return request.rooms > 0 and has_room(host, trees)
+
+
+def has_room(host: HostRow, trees: list[str]) -> bool:
+    """Whether a host that already has `trees` may take another one."""
+    return may_take(
         HostState(host.state),
         load=len(trees),
         capacity=host.capacity,

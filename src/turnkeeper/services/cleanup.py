@@ -15,8 +15,8 @@ from turnkeeper.domain.run import TERMINAL, RunStatus
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.services.context import Deleted, NotDeleted, Services
-from turnkeeper.services.dispatch import dispatch_others_after, lock_line, recompute
-from turnkeeper.services.ending import Closing
+from turnkeeper.services.dispatch import dispatch_others_after, recompute
+from turnkeeper.services.ending import Closing, begin_closing
 from turnkeeper.services.loop import run_loop
 from turnkeeper.services.publish import end_event
 from turnkeeper.services.wakes import CLEANUP
@@ -109,7 +109,7 @@ async def _delete(s: Services, before: CleanupFacts) -> Deleted | NotDeleted:
 
 async def _clear(tx: Tx, s: Services, scope: str, uid: str, before: CleanupFacts) -> bool:
     """Stage 3."""
-    closing = Closing(await lock_line(tx, scope, uid))
+    closing = await begin_closing(tx, s, scope, uid)
     flagged = await statements.flagged_run(tx, scope)
     if flagged is None:
         return True  # another cleaner was first

@@ -12,8 +12,8 @@ from turnkeeper.domain.membership import ActivationState
 from turnkeeper.domain.run import RunStatus
 from turnkeeper.services.context import Services
 from turnkeeper.services.decide import Move, TurnEnd, TurnFacts, Word, decide_end
-from turnkeeper.services.dispatch import lock_line, recompute
-from turnkeeper.services.ending import Closing, end_run
+from turnkeeper.services.dispatch import recompute
+from turnkeeper.services.ending import Closing, begin_closing, end_run
 from turnkeeper.services.leased import must
 from turnkeeper.services.losing import lose, raise_fence
 from turnkeeper.services.tree import Tree, lock_tree, stop_run
@@ -33,7 +33,8 @@ from turnkeeper.wire.turn import EventKind, Outcome
 class LockedTurn:
     """A turn with everything that its end touches, locked. `attempt` None: that attempt is closed already.
 
-    `activation` is the membership's current one, if it belongs to this attempt.
+    `activation` is the membership's current one, if it belongs to this attempt. `is_ephemeral`: a root run whose end raises
+    the cleanup fence (C-09).
     """
 
     closing: Closing
@@ -41,6 +42,7 @@ class LockedTurn:
     attempt: AttemptRow | None
     membership: MembershipRow | None
     activation: ActivationRow | None
+    is_ephemeral: bool
 
     @property
     def run(self) -> RunRow:
@@ -48,10 +50,15 @@ class LockedTurn:
         return self.tree.target
 
 
-async def lock_turn(tx: Tx, run: RunRow, attempt_id: str, *, whole_scope: bool = False) -> LockedTurn:
-    """Ranks 0 to 6. `run` was read without a lock; `whole_scope` where the end may make the conversation LOST."""
-    owner = await lock_line(tx, run.runtime_scope_id, run.uid)
-    tree = await lock_tree(tx, run, whole_scope=whole_scope)
+async def lock_turn(tx: Tx, s: Services, run: RunRow, attempt_id: str, *, may_lose: bool = False) -> LockedTurn:
+    """Ranks 0 to 6. `run` was read without a lock; `may_lose` where the end may make the conversation LOST.
+
+    Where the end may raise a cleanup fence, every live run of the scope is locked: a claim is before it, or finds none.
+    """
+    conversation = await conversations.get_conversation(tx, run.thread_id)
+    is_ephemeral = conversation is not None and conversation.runtime_policy == "ephemeral" and run.depth == 0
+    closing = await begin_closing(tx, s, run.runtime_scope_id, run.uid)
+    tree = await lock_tree(tx, run, whole_scope=may_lose or is_ephemeral)
     attempt = tree.attempt_of(run.id)
     if attempt is not None and attempt.id != attempt_id:
         attempt = None
@@ -60,7 +67,7 @@ async def lock_turn(tx: Tx, run: RunRow, attempt_id: str, *, whole_scope: bool =
     if membership is not None and membership.activation_id is not None:
         current = await lock_activation(tx, membership.activation_id, ActivationRow)
         activation = current if current is not None and current.attempt_id == attempt_id else None
-    return LockedTurn(Closing(owner), tree, attempt, membership, activation)
+    return LockedTurn(closing, tree, attempt, membership, activation, is_ephemeral)
 
 
 def facts_of(turn: LockedTurn, word: Word, *, status: str | None = None, code: ErrorCode | None = None) -> TurnFacts:
@@ -84,8 +91,7 @@ async def conclude(
     """Everything after the attempt was closed, up to and including the events."""
     closing, run = turn.closing, turn.run
     await _move_membership(tx, s, turn, end.move)
-    conversation = await conversations.get_conversation(tx, run.thread_id)
-    if run.depth == 0 and conversation is not None and conversation.runtime_policy == "ephemeral":
+    if turn.is_ephemeral:
         await raise_fence(tx, closing, run.runtime_scope_id)
     for child in turn.tree.descendants:
         await stop_run(tx, s, closing, child, turn.tree.attempt_of(child.id), ErrorCode.EXECUTION_TREE_CLOSED)

@@ -8,7 +8,7 @@ from turnkeeper.services.answers import Conflict, Invalid, Mismatch, NotFound
 from turnkeeper.services.auth import Owner
 from turnkeeper.services.context import Services
 from turnkeeper.services.dispatch import lock_line, recompute
-from turnkeeper.services.ending import Closing
+from turnkeeper.services.ending import begin_closing
 from turnkeeper.services.idempotency import IdempotencyKey, once
 from turnkeeper.services.losing import end_waiting, raise_fence
 from turnkeeper.services.tree import stop_run
@@ -124,7 +124,7 @@ async def close(s: Services, owner: Owner, thread_id: str) -> Conversation | Not
         return NO_CONVERSATION
 
     async def work(tx: Tx) -> Conversation | NotFound:
-        closing = Closing(await lock_line(tx, scope, owner.uid))
+        closing = await begin_closing(tx, s, scope, owner.uid)
         scope_runs = await lock_scope_runs(tx, scope, RunRow)
         attempts = await lock_open_attempts(tx, sorted(run.id for run in scope_runs), AttemptRow)
         if await statements.close_scope(tx, scope):

@@ -47,16 +47,16 @@ async def recompute(tx: Tx, scope: str, owner: OwnerRow) -> None:
     waiting = await statements.waiting_runs(tx, scope)
     if not waiting:
         return
-    trees = await statements.trees_of_owner(tx, owner.uid)
-    leaving = [run for run in waiting if run.is_ready and not isinstance(ready(_facts(run, owner_room=True)), Ready)]
+    leaving = [run.id for run in waiting if run.is_ready and not _may_start(run, owner_room=True)]
     if leaving:
-        await statements.clear_ready(tx, [run.id for run in leaving])
-        trees -= {run.root_run_id for run in leaving}
-    for run in waiting:
-        if run.is_ready:
-            continue
+        await statements.clear_ready(tx, leaving)
+    candidates = [run for run in waiting if not run.is_ready and _may_start(run, owner_room=True)]
+    if not candidates:
+        return
+    trees = await statements.trees_of_owner(tx, owner.uid)
+    for run in candidates:
         has_room = run.root_run_id in trees or len(trees) < owner.tree_room
-        if isinstance(ready(_facts(run, owner_room=has_room)), Ready):
+        if _may_start(run, owner_room=has_room):
             trees.add(run.root_run_id)
             if await statements.set_ready(tx, run.id, run.provisioner):
                 tx.notify(READY)
@@ -92,8 +92,8 @@ async def dispatch_scope(s: Services, scope: str, uid: str) -> None:
 _SCOPES_MAX = 100
 
 
-def _facts(run: WaitingRun, *, owner_room: bool) -> DispatchFacts:
-    return DispatchFacts(
+def _may_start(run: WaitingRun, *, owner_room: bool) -> bool:
+    facts = DispatchFacts(
         status=RunStatus.PENDING,
         kind=RunKind(run.kind),
         cancel_requested=run.cancel_requested,
@@ -105,3 +105,4 @@ def _facts(run: WaitingRun, *, owner_room: bool) -> DispatchFacts:
         other_tree_live=run.other_tree_live,
         owner_room=owner_room,
     )
+    return isinstance(ready(facts), Ready)

@@ -4,7 +4,7 @@ Terminal state, message and delivery status, terminal event: one transaction, an
 attempt is closed by the caller, whose statement says by what right; the membership likewise.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from turnkeeper.domain.errors import ErrorCode, InvariantViolation, sentence
@@ -12,7 +12,7 @@ from turnkeeper.domain.machine import Refused
 from turnkeeper.domain.run import RunEvent, RunStatus, delivery_of, transition
 from turnkeeper.kit.ids import new_id
 from turnkeeper.services.context import Services
-from turnkeeper.services.dispatch import OwnerRow, dispatch_others_after
+from turnkeeper.services.dispatch import OwnerRow, dispatch_others_after, lock_line
 from turnkeeper.services.leased import must
 from turnkeeper.services.publish import Outbox, end_event
 from turnkeeper.store import activations, events, messages, runs
@@ -25,11 +25,20 @@ from turnkeeper.wire.turn import EventKind
 
 @dataclass
 class Closing:
-    """A transaction that ends runs: the owner whose line it holds, its events, and the run that its fence flagged."""
+    """A transaction that ends runs: the owner whose line it holds, its events, and the run that its fence flagged.
+
+    `gives_out`: after the commit the room that it left is given to the owner's other scopes.
+    """
 
     owner: OwnerRow
-    outbox: Outbox = field(default_factory=Outbox)
+    outbox: Outbox
     flagged_run_id: str | None = None
+    gives_out: bool = False
+
+
+async def begin_closing(tx: Tx, s: Services, scope: str, uid: str) -> Closing:
+    """Ranks 0 and 1."""
+    return Closing(await lock_line(tx, scope, uid), Outbox(s.limits.event_bytes_max))
 
 
 async def end_run(
@@ -78,7 +87,9 @@ async def end_run(
             ),
         )
     tx.notify(run_signal(run.id))
-    dispatch_others_after(tx, s, run.uid)
+    if not closing.gives_out:
+        closing.gives_out = True
+        dispatch_others_after(tx, s, run.uid)
     return status
 
 

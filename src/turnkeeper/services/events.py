@@ -127,9 +127,9 @@ async def _store(tx: Tx, s: Services, attempt: AttemptRow, lease: Lease, new: li
     run = await runs.get_run(tx, attempt.run_id)
     if run is None:
         return
-    outbox = Outbox()
+    outbox = Outbox(s.limits.event_bytes_max)
     for event in kept:
-        outbox.add(run.thread_id, event)
+        outbox.add_fitted(run.thread_id, event)
     await outbox.flush(tx)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from turnkeeper.domain.attempt import AttemptOutcome, outcome_of
 from turnkeeper.domain.errors import ErrorCode
 from turnkeeper.kit.log import REDACTED
-from turnkeeper.kit.text import clean, clean_json
+from turnkeeper.kit.text import clean, clean_json, tail
 from turnkeeper.services.answers import Refused
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.conclude import LockedTurn, conclude, decide, lock_turn
@@ -42,7 +42,7 @@ async def finish(s: Services, worker: Worker, request: Finish) -> FinishAnswer |
         seen = await runs.get_run(tx, worker.run_id)
         if seen is None:
             return LEASE_REFUSED
-        turn = await lock_turn(tx, seen, worker.attempt_id, whole_scope=may_lose)
+        turn = await lock_turn(tx, s, seen, worker.attempt_id, may_lose=may_lose)
         lease = Lease(worker.attempt_id, worker.run_id, request.lease_generation)
         if turn.attempt is None:
             return await _answer_again(tx, turn, lease)
@@ -53,7 +53,8 @@ async def finish(s: Services, worker: Worker, request: Finish) -> FinishAnswer |
         await held(tx, lease, await attempts.close_held(tx, lease, outcome), "finished attempt")
         if end.settled:
             await _store_snapshot(tx, turn, request.snapshot)
-        status = await conclude(tx, s, turn, facts, end, None if failure is None else detail_of(failure))
+        detail = None if failure is None else detail_of(failure, s.limits.stderr_tail_bytes)
+        status = await conclude(tx, s, turn, facts, end, detail)
         if end.move is Move.QUARANTINE and turn.membership is not None:
             thread, fence = turn.membership.thread_id, turn.membership.fence + 1
             scope, uid = turn.run.runtime_scope_id, turn.run.uid
@@ -108,9 +109,11 @@ def known_code(code: str) -> ErrorCode:
     return ErrorCode(code) if code in set(ErrorCode) else ErrorCode.AGENT_PROTOCOL_ERROR
 
 
-def detail_of(failure: FailureReport) -> dict[str, Any]:
+def detail_of(failure: FailureReport, stderr_tail_bytes: int) -> dict[str, Any]:
     """What is kept about a failure: clean text, and no URL or secret of ours, whatever the worker sent (E-02)."""
     told = failure.model_dump(mode="json", exclude_none=True, exclude={"code"})
+    if failure.stderr_tail is not None:
+        told["stderr_tail"] = tail(clean(failure.stderr_tail).encode("utf-8"), stderr_tail_bytes)
     return {key: scrub(value) if isinstance(value, str) else value for key, value in told.items()}
 
 

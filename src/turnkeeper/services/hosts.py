@@ -7,7 +7,7 @@ from turnkeeper.services.context import Services
 from turnkeeper.services.reap import end_gone
 from turnkeeper.store import host_tokens
 from turnkeeper.store import hosts as statements
-from turnkeeper.store.hosts import HostRow
+from turnkeeper.store.hosts import HostReport, HostRow
 from turnkeeper.store.locks import lock_host
 from turnkeeper.store.tx import Tx
 from turnkeeper.wire.host import HostHeartbeat, HostHeartbeatAnswer
@@ -23,22 +23,10 @@ async def heartbeat(s: Services, host: str, request: HostHeartbeat) -> HostHeart
     A new incarnation takes the host over; that by itself ends no attempt. `superseded` tells an earlier one to stop.
     """
 
+    report = _report(host, request)
+
     async def work(tx: Tx) -> bool:
-        error = clean(request.launch_error or "") or None
-        state = request.state
-        if state == "backing_off" and error is None:
-            error = "no reason was given"
-        facts = {
-            "name": host,
-            "incarnation": request.incarnation,
-            "version": clean(request.version),
-            "capacity": request.capacity,
-            "labels": {clean(name): clean(value) for name, value in request.labels.items()},
-            "provisioner": clean(request.provisioner),
-            "state": state,
-            "launch_error": error,
-        }
-        if await statements.insert_host(tx, **facts):  # type: ignore[arg-type] - one dict for both statements
+        if await statements.insert_host(tx, report):
             return False
         known = await lock_host(tx, host, HostRow)
         if known is None or request.incarnation in known.earlier_incarnations:
@@ -47,7 +35,7 @@ async def heartbeat(s: Services, host: str, request: HostHeartbeat) -> HostHeart
         if known.incarnation != request.incarnation:
             earlier = [*earlier, known.incarnation][-EARLIER_KEPT:]
             _log.info("host_registered", host=host, incarnation=request.incarnation)
-        await statements.update_host(tx, earlier=earlier, **facts)  # type: ignore[arg-type]
+        await statements.update_host(tx, report, earlier)
         return False
 
     superseded = await s.db.run("host.heartbeat", work)
@@ -55,6 +43,22 @@ async def heartbeat(s: Services, host: str, request: HostHeartbeat) -> HostHeart
         if await end_gone(s, host, child.job, child.attempt, child.lease_generation):
             _log.info("child_gone", host=host, run=child.job, attempt=child.attempt)
     return HostHeartbeatAnswer(superseded=superseded, interval_s=max(1, int(s.timing.host_heartbeat_s)))
+
+
+def _report(host: str, request: HostHeartbeat) -> HostReport:
+    error = clean(request.launch_error or "") or None
+    if request.state == "backing_off" and error is None:
+        error = "no reason was given"
+    return HostReport(
+        name=host,
+        incarnation=request.incarnation,
+        version=clean(request.version),
+        capacity=request.capacity,
+        labels={clean(name): clean(value) for name, value in request.labels.items()},
+        provisioner=clean(request.provisioner),
+        state=request.state,
+        launch_error=error,
+    )
 
 
 async def list_servers(s: Services) -> list[Server]:

@@ -4,9 +4,11 @@ Whatever happens in a transaction is collected and stored at its very end, under
 last rank: so numbers are given out in the order of the commits, and nobody waits for anything while holding a counter.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from turnkeeper.domain.errors import ErrorCode, Language, sentence
+from turnkeeper.services.cutting import fit
 from turnkeeper.store import events
 from turnkeeper.store.events import NewEvent
 from turnkeeper.store.locks import lock_event_counter
@@ -16,13 +18,19 @@ from turnkeeper.wire.turn import EventKind
 
 
 class Outbox:
-    """The events of one transaction, by conversation."""
+    """The events of one transaction, by conversation. What is larger than `event_bytes_max` is cut and marked."""
 
-    def __init__(self) -> None:
+    def __init__(self, event_bytes_max: int) -> None:
+        self._event_bytes_max = event_bytes_max
         self._events: dict[str, list[NewEvent]] = {}
 
     def add(self, thread_id: str, event: NewEvent) -> None:
         """An event, after those that were added before it."""
+        data, original_bytes, _ = fit(event.data, self._event_bytes_max)
+        self.add_fitted(thread_id, replace(event, data=data, original_bytes=event.original_bytes or original_bytes))
+
+    def add_fitted(self, thread_id: str, event: NewEvent) -> None:
+        """An event that went through `cutting.fit` already."""
         self._events.setdefault(thread_id, []).append(event)
 
     def message(self, thread_id: str, run_id: str, *, message_id: str, role: str, text: str) -> None:

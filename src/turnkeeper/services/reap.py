@@ -17,12 +17,23 @@ from turnkeeper.store.attempts import ExpiredAttempt
 from turnkeeper.store.tx import Tx
 
 _BATCH = 100
+_UNSETTLED_WAIT_S = 2.0
 _log = get_logger("services.reap")
 
 
 async def run(s: Services, stop: StopSignal) -> None:
     """Reap until told to stop."""
-    await run_loop(s, stop, "reap", lambda: _round(s), wait_s=lambda: seconds_to_wait(s))
+    settled_all = True
+
+    async def work() -> None:
+        nonlocal settled_all
+        settled_all = await _round(s)
+
+    async def wait_s() -> float:
+        seconds = await seconds_to_wait(s)
+        return seconds if settled_all else max(seconds, _UNSETTLED_WAIT_S)
+
+    await run_loop(s, stop, "reap", work, wait_s=wait_s)
 
 
 async def seconds_to_wait(s: Services) -> float:
@@ -32,9 +43,13 @@ async def seconds_to_wait(s: Services) -> float:
     return longest if next_end is None else min(longest, max(0.0, next_end + s.timing.reap_grace_s))
 
 
-async def _round(s: Services) -> None:
-    while await reap(s) >= _BATCH:
-        pass
+async def _round(s: Services) -> bool:
+    """Settle all that can be; False: something was found that could not be, and is tried again later."""
+    while True:
+        settled = await reap(s)
+        if settled < _BATCH:
+            left = await s.db.read("reap.left", lambda r: attempts.expired(r, grace_s=s.timing.reap_grace_s, limit=1))
+            return not left or settled > 0
 
 
 async def reap(s: Services, limit: int = _BATCH) -> int:
@@ -62,7 +77,7 @@ async def reap_one(s: Services, expired: ExpiredAttempt) -> bool:
         seen = await runs.get_run(tx, expired.run_id)
         if seen is None:
             return False
-        turn = await lock_turn(tx, seen, expired.id)
+        turn = await lock_turn(tx, s, seen, expired.id)
         if turn.attempt is None:
             return False
         closed = await attempts.close_expired(
@@ -87,7 +102,7 @@ async def end_gone(s: Services, host: str, run_id: str, attempt_id: str, lease_g
         seen = await runs.get_run(tx, run_id)
         if seen is None:
             return False
-        turn = await lock_turn(tx, seen, attempt_id)
+        turn = await lock_turn(tx, s, seen, attempt_id)
         if turn.attempt is None:
             return False
         if not await attempts.close_gone(tx, attempt_id, lease_generation=lease_generation, host=host):

@@ -11,7 +11,7 @@ from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.services.context import Services
 from turnkeeper.services.dispatch import dispatch_scope, lock_line, recompute
-from turnkeeper.services.ending import Closing, end_run
+from turnkeeper.services.ending import begin_closing, end_run
 from turnkeeper.services.idempotency import KEPT_S
 from turnkeeper.services.loop import run_loop
 from turnkeeper.services.verdict import give_verdicts
@@ -67,7 +67,7 @@ async def fail_unclaimed(s: Services) -> int:
 
 async def _fail_unclaimed(s: Services, seen: RunRow) -> bool:
     async def work(tx: Tx) -> bool:
-        closing = Closing(await lock_line(tx, seen.runtime_scope_id, seen.uid))
+        closing = await begin_closing(tx, s, seen.runtime_scope_id, seen.uid)
         current = await lock_run(tx, seen.id, RunRow)
         if current is None or current.status != RunStatus.PENDING:
             return False

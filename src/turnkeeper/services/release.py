@@ -11,8 +11,8 @@ from turnkeeper.domain.run import DeliveryStatus, RunEvent, RunStatus, transitio
 from turnkeeper.services.answers import Refused, RefusedWhy
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
-from turnkeeper.services.dispatch import lock_line, recompute
-from turnkeeper.services.ending import Closing, end_run
+from turnkeeper.services.dispatch import recompute
+from turnkeeper.services.ending import Closing, begin_closing, end_run
 from turnkeeper.services.finish import scrub
 from turnkeeper.services.leased import LEASE_REFUSED, must
 from turnkeeper.services.tree import lock_tree
@@ -31,7 +31,7 @@ async def release(s: Services, worker: Worker, request: Release) -> FinishAnswer
         seen = await runs.get_run(tx, worker.run_id)
         if seen is None:
             return LEASE_REFUSED
-        closing = Closing(await lock_line(tx, seen.runtime_scope_id, seen.uid))
+        closing = await begin_closing(tx, s, seen.runtime_scope_id, seen.uid)
         tree = await lock_tree(tx, seen)
         if not any(attempt.id == worker.attempt_id for attempt in tree.attempts):
             return await _answer_again(tx, tree.target, lease)

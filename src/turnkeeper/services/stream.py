@@ -1,7 +1,6 @@
-"""Reading a conversation's stream: pages of stored events, and the state that they continue from."""
+"""Reading a conversation's stream: pages of stored events."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from turnkeeper.kit.ids import is_id
 from turnkeeper.services.answers import NotFound
@@ -9,9 +8,8 @@ from turnkeeper.services.auth import Owner
 from turnkeeper.services.context import Services
 from turnkeeper.services.conversations import NO_CONVERSATION
 from turnkeeper.services.runs import NO_RUN
-from turnkeeper.services.views import conversation_of, event_of, run_of
+from turnkeeper.services.views import event_of
 from turnkeeper.store import conversations, events, run_views
-from turnkeeper.store.signals import events_topic
 from turnkeeper.store.tx import Reader
 from turnkeeper.wire.turn import Event
 
@@ -72,46 +70,3 @@ async def thread_page(s: Services, thread_id: str, *, after: int, limit: int) ->
     """A page of events for a feed that serves readers who were checked before."""
     rows = await s.db.read("events.feed", lambda r: events.list_by_thread(r, thread_id, after=after, limit=limit))
     return [event_of(row) for row in rows]
-
-
-async def snapshot_of_conversation(s: Services, owner: Owner, thread_id: str) -> dict[str, Any] | NotFound:
-    """The data of a conversation's `snapshot` event: its state, and the number that the events continue from."""
-    if not is_id(thread_id):
-        return NO_CONVERSATION
-
-    async def look(reader: Reader) -> dict[str, Any] | NotFound:
-        # The number is read before the state: what changes in between is told again by an event.
-        state = await events.stream_state(reader, thread_id)
-        view = await conversations.get_view(reader, owner.uid, thread_id)
-        if view is None:
-            return NO_CONVERSATION
-        shown = conversation_of(view, owner.tongue)
-        return {"seq": state.last_seq, "conversation": shown.model_dump(mode="json")}
-
-    return await s.db.read("events.snapshot", look)
-
-
-async def snapshot_of_run(s: Services, owner: Owner, run_id: str) -> dict[str, Any] | NotFound:
-    """The same for one run's stream."""
-    if not is_id(run_id):
-        return NO_RUN
-
-    async def look(reader: Reader) -> dict[str, Any] | NotFound:
-        seen = await run_views.get_view(reader, owner.uid, run_id)
-        if seen is None:
-            return NO_RUN
-        state = await events.stream_state(reader, seen.thread_id)
-        view = await run_views.get_view(reader, owner.uid, run_id)
-        if view is None:
-            return NO_RUN
-        return {"seq": state.last_seq, "run": run_of(view, owner).model_dump(mode="json")}
-
-    return await s.db.read("events.snapshot", look)
-
-
-async def wait_events(s: Services, thread_id: str, *, after: int, timeout_s: float) -> None:
-    """Returns when events after `after` may be there, at the latest after `timeout_s`. The caller looks again."""
-    with s.bus.subscribe(events_topic(thread_id)) as woken:
-        state = await s.db.read("events.state", lambda r: events.stream_state(r, thread_id))
-        if state.last_seq <= after:
-            await woken.wait(timeout_s)

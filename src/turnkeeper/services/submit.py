@@ -90,7 +90,7 @@ async def _submit(tx: Tx, s: Services, owner: Owner, thread_id: str, scope: str,
     view = await run_views.get_view(tx, owner.uid, run.id)
     if view is None:
         raise InvariantViolation(f"run {run.id} was inserted and is not there")
-    outbox = Outbox()
+    outbox = Outbox(s.limits.event_bytes_max)
     outbox.message(thread_id, run.id, message_id=message.id, role=message.role, text=message.text)
     outbox.run(thread_id, run.id, RunStatus.PENDING.value, ready=view.ready)
     await outbox.flush(tx)

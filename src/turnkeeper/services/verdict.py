@@ -8,8 +8,8 @@ conversation is LOST (R-02). The run has ended already, by `finish` or by the re
 from turnkeeper.domain.errors import ErrorCode
 from turnkeeper.domain.run import RunEvent, RunStatus
 from turnkeeper.services.context import Services
-from turnkeeper.services.dispatch import dispatch_others_after, lock_line, recompute
-from turnkeeper.services.ending import Closing, end_run
+from turnkeeper.services.dispatch import dispatch_others_after, recompute
+from turnkeeper.services.ending import Closing, begin_closing, end_run
 from turnkeeper.services.leased import must
 from turnkeeper.services.losing import lose
 from turnkeeper.store import activations, memberships
@@ -24,7 +24,7 @@ async def give_verdict(s: Services, thread_id: str, fence: int, scope: str, uid:
     """`idle` or `lost`. None: somebody else has given it, or the membership has moved on since `fence`."""
 
     async def work(tx: Tx) -> str | None:
-        closing = Closing(await lock_line(tx, scope, uid))
+        closing = await begin_closing(tx, s, scope, uid)
         scope_runs = await lock_scope_runs(tx, scope, RunRow)
         membership = await lock_membership(tx, thread_id, MembershipRow)
         if membership is None or membership.state != "quarantined" or membership.fence != fence:

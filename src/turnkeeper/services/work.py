@@ -1,7 +1,8 @@
 """`GET work`: a host waits for a sign of work. The answer is only *maybe*: the claim decides."""
 
+from turnkeeper.services.claim import has_room
 from turnkeeper.services.context import Services
-from turnkeeper.store import hosts, runs
+from turnkeeper.store import attempts, hosts, runs
 from turnkeeper.store.signals import READY_TOPIC
 from turnkeeper.store.tx import Reader
 from turnkeeper.wire.worker import WORK_WAIT_S_MAX, Work
@@ -11,12 +12,17 @@ REPAIR_S = 2.0
 
 
 async def wait_for_work(s: Services, host: str, *, wait_s: float) -> Work:
-    """Returns as soon as a ready run exists that fits the host's provisioner, at the latest after `wait_s`."""
+    """Returns as soon as a ready run exists that this host could take, at the latest after `wait_s`."""
     end = s.clock.monotonic() + min(max(wait_s, 0.0), WORK_WAIT_S_MAX)
 
     async def look(reader: Reader) -> bool:
         known = await hosts.get_host(reader, host)
-        return known is not None and await runs.any_ready(reader, provisioner=known.provisioner)
+        if known is None:
+            return False
+        trees = await attempts.trees_of_host(reader, host)
+        return await runs.any_claimable(
+            reader, provisioner=known.provisioner, any_tree=has_room(known, trees), trees=trees
+        )
 
     with s.bus.subscribe(READY_TOPIC) as woken:
         while True:

@@ -69,3 +69,12 @@ async def execution_timeout_s(reader: Reader, name: str) -> float | None:
     return await reader.fetch_value(
         "SELECT (definition ->> 'execution_timeout_s')::float8 FROM agents WHERE name = %s", (name,)
     )
+
+
+async def new_session_per_turn(reader: Reader, name: str) -> bool:
+    """Whether each turn of this agent has a native session of its own."""
+    return bool(
+        await reader.fetch_value(
+            "SELECT (definition ->> 'new_session_per_turn')::boolean FROM agents WHERE name = %s", (name,)
+        )
+    )

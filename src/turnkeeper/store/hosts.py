@@ -43,33 +43,43 @@ async def get_host(reader: Reader, name: str) -> HostRow | None:
     )
 
 
-async def insert_host(
-    tx: Tx, *, name: str, incarnation: str, version: str, capacity: int, labels: dict[str, str], provisioner: str,
-    state: str, launch_error: str | None,
-) -> int:  # fmt: skip
+@dataclass(frozen=True)
+class HostReport:
+    """What a heartbeat says."""
+
+    name: str
+    incarnation: str
+    version: str
+    capacity: int
+    labels: dict[str, str]
+    provisioner: str
+    state: str
+    launch_error: str | None
+
+    def params(self, **more: object) -> dict[str, object]:
+        """The parameters of the two statements below."""
+        return {**vars(self), "labels": jsonb(self.labels), **more}
+
+
+async def insert_host(tx: Tx, report: HostReport) -> int:
     """A host's very first heartbeat. Zero: it was there, so lock it and update it."""
     return await tx.execute(
         "INSERT INTO hosts (name, incarnation, version, capacity, labels, provisioner, state, launch_error) "
-        "VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (name) DO NOTHING",
-        (name, incarnation, version, capacity, jsonb(labels), provisioner, state, launch_error),
+        "VALUES (%(name)s, %(incarnation)s, %(version)s, %(capacity)s, %(labels)s, %(provisioner)s, %(state)s, "
+        "%(launch_error)s) ON CONFLICT (name) DO NOTHING",
+        report.params(),
     )
 
 
-async def update_host(
-    tx: Tx, *, name: str, incarnation: str, earlier: list[str], version: str, capacity: int, labels: dict[str, str],
-    provisioner: str, state: str, launch_error: str | None,
-) -> int:  # fmt: skip
+async def update_host(tx: Tx, report: HostReport, earlier: list[str]) -> int:
     """A later heartbeat, under the host's row lock."""
     return await tx.execute(
         "UPDATE hosts SET started_at = CASE WHEN incarnation = %(incarnation)s THEN started_at ELSE tk_now() END, "
         "incarnation = %(incarnation)s, earlier_incarnations = %(earlier)s::uuid[], version = %(version)s, "
         "capacity = %(capacity)s, labels = %(labels)s, provisioner = %(provisioner)s, state = %(state)s, "
-        "launch_error = %(error)s, last_heartbeat_at = tk_now() WHERE name = %(name)s",
-        {
-            "name": name, "incarnation": incarnation, "earlier": earlier, "version": version, "capacity": capacity,
-            "labels": jsonb(labels), "provisioner": provisioner, "state": state, "error": launch_error,
-        },
-    )  # fmt: skip
+        "launch_error = %(launch_error)s, last_heartbeat_at = tk_now() WHERE name = %(name)s",
+        report.params(earlier=earlier),
+    )
 
 
 async def mark_silent(tx: Tx, *, silent_s: float) -> int:

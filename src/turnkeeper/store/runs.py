@@ -93,11 +93,12 @@ async def lock_claimable(tx: Tx, *, provisioner: str, any_tree: bool, trees: lis
     return row
 
 
-async def any_ready(reader: Reader, *, provisioner: str) -> bool:
-    """Whether some ready run fits a host of that provisioner."""
+async def any_claimable(reader: Reader, *, provisioner: str, any_tree: bool, trees: list[str]) -> bool:
+    """Whether some ready run fits: what `lock_claimable` would look for, without locking it."""
     return await reader.fetch_value(
-        "SELECT EXISTS (SELECT 1 FROM runs WHERE ready_at IS NOT NULL AND (provisioner IS NULL OR provisioner = %s))",
-        (provisioner,),
+        "SELECT EXISTS (SELECT 1 FROM runs WHERE ready_at IS NOT NULL AND (provisioner IS NULL OR provisioner = %s) "
+        "AND (%s OR root_run_id = ANY(%s::uuid[])))",
+        (provisioner, any_tree, trees),
     )
 
 
