@@ -19,7 +19,16 @@ from turnkeeper.services.prepare import prepare
 from turnkeeper.services.settle import settle
 from turnkeeper.wire.canonical import canonical_sha256
 from turnkeeper.wire.turn import Outcome
-from turnkeeper.wire.worker import Abandon, Activate, Container, Manifest, ManifestAnswer, Prepare, SettleAnswer
+from turnkeeper.wire.worker import (
+    Abandon,
+    Activate,
+    AdmissionReceipt,
+    Container,
+    Manifest,
+    ManifestAnswer,
+    Prepare,
+    SettleAnswer,
+)
 
 
 def preparing(turn: Turn, worker: str = "host-1/100/200") -> Prepare:
@@ -215,6 +224,24 @@ async def test_stale_admissions_change_nothing(driver: Driver, database_clock: D
     assert isinstance(await admit(driver.s, turn.worker, right), Refused)
     assert (await driver.membership(turn.claim.thread_id))["admitted_job_id"] is None
     assert (await driver.activation_row(turn))["state"] == "preparing"
+
+
+async def test_a_turn_is_delivered_to_the_recorded_session_or_to_none(driver: Driver) -> None:
+    """Proves: R-07. An agent that has a session of its own for each turn is the exception."""
+    for agent, per_turn in (("keeper", False), ("fresh", True)):
+        await driver.add_agent(agent, new_session_per_turn=per_turn)
+        thread = (await driver.conversation(agent=agent)).thread_id
+        await driver.whole_turn(thread)
+        turn = await driver.up_to("activated", thread)
+        turn.native_session = "another"
+        answer = await admit(driver.s, turn.worker, driver.admit_request(turn))
+        if per_turn:
+            assert isinstance(answer, AdmissionReceipt)
+            await driver.settle(turn)
+        else:
+            assert wanted(answer, Refused).why is RefusedWhy.MEMBERSHIP
+            assert (await driver.membership(thread))["admitted_job_id"] != turn.claim.job
+        await driver.finish(turn, "failed")
 
 
 # ---- settle ----

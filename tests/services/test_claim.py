@@ -165,6 +165,16 @@ async def test_waiting_for_work_ends_when_a_run_becomes_ready(driver: Driver) ->
         assert (await waiting).maybe
 
 
+async def test_a_full_host_is_not_woken_for_what_it_cannot_take(driver: Driver) -> None:
+    """Proves: D-06: but it is for a run of a tree that it holds."""
+    await driver.heartbeat(capacity=1)
+    turn = await driver.up_to("claimed")
+    await driver.submit((await driver.conversation()).thread_id)
+    assert not (await wait_for_work(driver.s, HOST, wait_s=0)).maybe
+    await add_child(driver, turn.claim.job)
+    assert (await wait_for_work(driver.s, HOST, wait_s=0)).maybe
+
+
 async def test_an_agents_own_execution_timeout(driver: Driver) -> None:
     await driver.add_agent("quick", execution_timeout_s=30)
     await driver.submit((await driver.conversation(agent="quick")).thread_id)

@@ -172,6 +172,17 @@ async def test_conversations_are_numbered_without_gaps_by_many_writers(driver: D
     assert await driver.value("SELECT last_seq FROM event_counters WHERE thread_id = %s", thread) == numbers[-1]
 
 
+async def test_our_own_events_are_bounded_too(driver: Driver) -> None:
+    """A long message is stored whole, and told in an event that is cut; so is a change summary."""
+    thread = (await driver.conversation()).thread_id
+    sent = await driver.submit(thread, "m" * 200_000)
+    assert sent.message.text == "m" * 200_000
+    event = (await driver.events_of(thread))[0]
+    assert json_bytes(event["data"]) <= 65536
+    assert event["original_bytes"] > 200_000
+    assert event["data"]["message_id"] == sent.message.id
+
+
 async def test_pages_of_a_stream(driver: Driver) -> None:
     """Proves: the owner reads what is stored, in order; somebody else finds nothing."""
     thread = (await driver.conversation()).thread_id
