@@ -45,6 +45,7 @@ SHORT_LEASE: Mapping[str, str] = {
 LEASE_S, GRACE_S, ROUND_S = 5.0, 2.0, 5.0
 ENDED = ("completed", "failed", "cancelled", "interrupted")
 SCRIPTED = ["python", "-m", "turnkeeper.agents.scripted"]
+HELD = "touch begun; while [ ! -e go ]; do sleep 0.05; done; rm -f begun go; echo let go"
 _KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR")
 
 
@@ -82,6 +83,12 @@ class Turn:
         """What the agent said."""
         return "".join(str(event.data.get("text", "")) for event in self.events if event.kind is EventKind.TEXT)
 
+    def of_session(self) -> str:
+        """How the turn came by its session: new, continued or reloaded."""
+        sessions = self.of(EventKind.SESSION)
+        assert len(sessions) == 1, sessions
+        return str(sessions[0]["mode"])
+
     def of(self, kind: EventKind) -> list[dict[str, Any]]:
         """The data of the events of one kind."""
         return [event.data for event in self.events if event.kind is kind]
@@ -97,6 +104,7 @@ class Product:
         self.env = dict(env or {})
         self.arguments = arguments
         self.database_url = database_url
+        self.port = 0
         self.url = ""
         self.link = ""
         self.pids: dict[str, int] = {}
@@ -119,11 +127,9 @@ class Product:
         self._end()
 
     def command(self) -> list[str]:
-        """What starts it."""
-        return [
-            sys.executable, "-m", "turnkeeper", "up", "--json", "--port", "0", "--data", str(self.data.root),
-            *self.arguments,
-        ]  # fmt: skip
+        """What starts it. The second time on the same port, as a user's is: workers that live on know its address."""
+        words = [sys.executable, "-m", "turnkeeper", "up", "--json", "--port", str(self.port)]
+        return [*words, "--data", str(self.data.root), *self.arguments]
 
     def environment(self) -> dict[str, str]:
         """A user's environment, without anything of a product that happens to run here."""
@@ -133,6 +139,7 @@ class Product:
 
     def start(self) -> None:
         """Start `up`, and return when it says that everything is ready."""
+        self._close_output()
         errors = (self.root / "up.err").open("ab")
         with errors:
             self._up = subprocess.Popen(
@@ -142,6 +149,7 @@ class Product:
         assert line, f"up did not start: {self.tell()}"
         said = json.loads(line)
         self.url, self.link, self.pids = said["url"], said["link"], said["pids"]
+        self.port = int(self.url.rpartition(":")[2])
         self._forget_connections()
 
     @property
@@ -173,8 +181,8 @@ class Product:
                 if self._up.poll() is None:
                     self._up.kill()
                     self._up.wait()
-                if self._up.stdout is not None:
-                    self._up.stdout.close()
+            self._close_output()
+            self._end_database()
             complaints = end_sandboxes(self.data)
             left = wait_none_left(self.data.root)
             for process in left:
@@ -183,6 +191,17 @@ class Product:
                 shutil.rmtree(self.root, ignore_errors=True)
         assert not complaints, complaints
         assert not left, f"processes of {self.root} are left: {left}"
+
+    def _close_output(self) -> None:
+        if self._up is not None and self._up.stdout is not None:
+            self._up.stdout.close()
+
+    def _end_database(self) -> None:
+        """Where `up` was killed, PostgreSQL waits for the next one, which does not come."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            postmaster = identify(int((self.data.postgres / "postmaster.pid").read_text().splitlines()[0]))
+            if postmaster is not None:
+                kill(postmaster, signal.SIGQUIT)
 
     def tell(self) -> str:
         """The ends of the logs, for whoever reads a failed test."""
@@ -265,6 +284,14 @@ class Product:
             timeout_s,
         )
 
+    def hold(self, thread_id: str, workdir: str) -> tuple[str, Path]:
+        """A run whose tool runs until the file that is returned is made; returns when the tool runs."""
+        begun, go = (self.workspace / workdir / name for name in ("begun", "go"))
+        run_id = self.submit(thread_id, f"/run {HELD}")
+        wait_for(lambda: begun.exists() or self.client.run(run_id).status in ENDED, "the tool runs")
+        assert begun.exists(), f"{self.client.run(run_id)}\n{self.tell()}"
+        return run_id, go
+
     def wait_text(self, run_id: str, text: str) -> None:
         """Return when the agent has said `text` in this run: by then its prompt has arrived."""
         said = ""
@@ -329,12 +356,15 @@ class Product:
 
     def agents_running(self) -> list[ProcessId]:
         """The scripted agents in the sandboxes."""
-        return [
-            process
-            for launcher, _ in self.sandboxes()
-            for process in descendants(launcher.pid)
-            if "turnkeeper.agents.scripted" in _words(process.pid)
-        ]
+        return self._inside("turnkeeper.agents.scripted")
+
+    def tools_running(self) -> list[ProcessId]:
+        """The tools of `hold` in the sandboxes."""
+        return self._inside(HELD)
+
+    def _inside(self, word: str) -> list[ProcessId]:
+        below = [process for launcher, _ in self.sandboxes() for process in descendants(launcher.pid)]
+        return [process for process in below if word in _words(process.pid)]
 
     # ---- the database ----
 

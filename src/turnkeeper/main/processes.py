@@ -45,12 +45,13 @@ class ManagedProcess:
     log_file: Path
     pass_fds: Sequence[int] = ()
     stop_s: float = 15.0
+    ended: int = field(default=0, init=False)
+    """How often it has ended by itself, one end soon after the other."""
     _process: asyncio.subprocess.Process | None = field(default=None, init=False)
     _stopping: bool = field(default=False, init=False)
 
     async def run(self) -> None:
         """Start it, and start it again whenever it ends, until `stop`."""
-        failures = 0
         while not self._stopping:
             started = system_clock.monotonic()
             await self._start()
@@ -60,8 +61,8 @@ class ManagedProcess:
             status = await process.wait()
             if self._stopping:
                 return
-            failures = 0 if system_clock.monotonic() - started >= WELL_AFTER_S else failures + 1
-            pause = RESTART_PAUSE_S[min(failures, len(RESTART_PAUSE_S) - 1)]
+            self.ended = 0 if system_clock.monotonic() - started >= WELL_AFTER_S else self.ended + 1
+            pause = RESTART_PAUSE_S[min(self.ended, len(RESTART_PAUSE_S) - 1)]
             log.warning("process_ended", process=self.name, status=status, restart_in_s=pause)
             await system_clock.sleep(pause)
 

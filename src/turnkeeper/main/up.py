@@ -30,6 +30,7 @@ from turnkeeper.main.paths import DataDirectory, default_data_directory
 from turnkeeper.main.processes import ManagedProcess
 from turnkeeper.main.sockets import bind
 from turnkeeper.main.teardown import end_sandboxes
+from turnkeeper.provisioner.backends.local.bubblewrap import IsolationUnavailableError, check_private
 from turnkeeper.store.embedded import EmbeddedPostgres
 from turnkeeper.store.errors import DatabaseError
 
@@ -39,6 +40,8 @@ HOST_STOP_S = 75.0
 HOST_NAME = "local"
 LINK_PATH = "/login"
 DATABASE_PAUSE_S = 2.0
+# A process that has ended so often before all were ready will not become well by a further start.
+GIVEN_UP_AFTER = 3
 
 log = get_logger("main.up")
 
@@ -140,6 +143,19 @@ def _only_one(data: DataDirectory):  # noqa: ANN202 - a generator that only brac
         os.close(descriptor)
 
 
+def _require_isolation(data: Path) -> None:
+    """Refuse now what the provisioner would refuse later (K-08, K-11)."""
+    if shutil.which("bwrap") is None:
+        raise SettingRefused(
+            "bubblewrap (bwrap) is not installed, and agents run in its sandboxes: apt-get install bubblewrap "
+            "(or --unsafe-no-isolation, which lets agents read and write all that this user can)"
+        )
+    try:
+        check_private(data)
+    except IsolationUnavailableError as error:
+        raise SettingRefused(str(error)) from error
+
+
 class _Up:
     def __init__(self, settings: UpSettings, data: DataDirectory, stop: StopSignal) -> None:
         self.settings = settings
@@ -147,11 +163,8 @@ class _Up:
         self.stop = stop
 
     async def run(self, on_ready: OnReady) -> int:
-        if not self.settings.unsafe_no_isolation and shutil.which("bwrap") is None:
-            raise SettingRefused(
-                "bubblewrap (bwrap) is not installed, and agents run in its sandboxes: apt-get install bubblewrap "
-                "(or --unsafe-no-isolation, which lets agents read and write all that this user can)"
-            )
+        if not self.settings.unsafe_no_isolation:
+            _require_isolation(self.data.root)
         address = ListenAddress(host=self.settings.address, port=self.settings.port)
         with (
             bind(address, "--port") as control_socket,
@@ -302,6 +315,10 @@ class _Up:
                     why = str(error)
                 if self.stop.is_set:
                     raise SettingRefused("stopped before everything was ready")
+                for process in processes:
+                    if process.ended >= GIVEN_UP_AFTER:
+                        last = (process.last_lines(1) or ["it said nothing"])[0].removeprefix("error: ")
+                        raise SettingRefused(f"{process.name} does not start: {last} (its log: {process.log_file})")
                 await system_clock.sleep(0.05)
         shown = [f"{process.name}: {line}" for process in processes for line in process.last_lines(1)]
         raise SettingRefused(f"not ready within {READY_WITHIN_S:.0f} s ({why}); logs are in {self.data.logs}", *shown)

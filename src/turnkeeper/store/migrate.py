@@ -180,6 +180,8 @@ def _refused(error: psycopg.Error, where: str) -> Exception:
         return DatabaseUnavailable(
             f"schema of {where} is in use: a lock was not free in time; end long transactions and try again"
         )
+    if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:  # nobody was asked: it is not parsed
+        return DatabaseRefused("DATABASE_URL is no valid PostgreSQL connection string or URL")
     if error.sqlstate == "42501":
         return DatabaseRefused(f"{where}: {error.diag.message_primary}; the schema's owner must run the upgrade")
     return translate(error, where, doing="schema")

@@ -1,0 +1,236 @@
+"""`turnkeeper up` as a user has it: what it refuses to start on, and what is there again after it was killed."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from cli.terminal import turnkeeper
+from e2e.harness import GRACE_S, HELD, LEASE_S, ROUND_S, SHORT_LEASE, Product, wait_for
+from harness.postgres import embedded_at, private_directory, throw_away
+from turnkeeper.kit.procs import descendants, is_alive, kill
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def refused(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
+    """The one line with which `up` refuses to start."""
+    ran = turnkeeper(
+        "up", "--port", "0", "--data", str(tmp_path / "data"), *arguments, home=tmp_path, env=env, timeout_s=90
+    )
+    assert ran.status == 1, ran
+    assert ran.out == ""
+    return ran.one_line()
+
+
+# ---- refusals ----
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    """Nothing is started behind it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"cannot listen on 127.0.0.1:{port} (it is in use)" in refused(tmp_path, "--port", port)
+    assert not (tmp_path / "data" / "postgres").exists()
+
+
+def test_a_data_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """A read-only place (root may write wherever permissions say no, so it must be one that nobody can write)."""
+    line = refused(tmp_path, "--data", "/proc/turnkeeper")
+    assert "data directory /proc/turnkeeper cannot be made" in line
+    assert "--data" in line
+
+
+def test_a_data_directory_that_every_sandbox_would_see_is_refused(tmp_path: Path) -> None:
+    """Proves: K-11."""
+    inside = Path(sys.prefix) / f"tk-data-{os.getpid()}"
+    try:
+        assert "which every sandbox can read" in refused(tmp_path, "--data", str(inside))
+    finally:
+        shutil.rmtree(inside, ignore_errors=True)
+
+
+def test_without_bubblewrap_there_is_a_clear_refusal(tmp_path: Path) -> None:
+    """Proves: K-08."""
+    line = refused(tmp_path, env={"PATH": str(tmp_path)})
+    assert "bubblewrap" in line
+    assert "apt-get install bubblewrap" in line
+    assert "--unsafe-no-isolation" in line
+
+
+def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path: Path) -> None:
+    """One line with host and port."""
+    line = refused(tmp_path, env={"DATABASE_URL": "postgresql://tk:hunter2@127.0.0.1:1/nowhere"})
+    assert "127.0.0.1:1" in line
+    assert "hunter2" not in line
+    assert "DATABASE_URL" in refused(tmp_path, env={"DATABASE_URL": "mysql://127.0.0.1/x"})
+
+
+@pytest.mark.parametrize("setting", ["fsync", "synchronous_commit"])
+def test_a_database_that_is_not_durable_is_refused(setting: str, tmp_path: Path) -> None:
+    """The setting is named. Proves: D-04."""
+    with private_directory() as directory:
+        server = embedded_at(directory, **{setting: "off"})
+        dsn = server.start_blocking()
+        try:
+            assert setting in refused(tmp_path, env={"DATABASE_URL": dsn})
+            check = turnkeeper("db", "check", "--json", home=tmp_path, env={"DATABASE_URL": dsn})
+            assert check.status == 1
+            assert setting in str(json.loads(check.out)["findings"])
+        finally:
+            throw_away(server)
+
+
+def test_a_schema_that_is_not_this_release_s_is_named(empty_dsn: str, tmp_path: Path) -> None:
+    """`db check` and the control plane say so; `db upgrade` brings it, and again changes nothing."""
+    env = {"DATABASE_URL": empty_dsn}
+    check = turnkeeper("db", "check", home=tmp_path, env=env)
+    assert check.status == 1
+    assert "db upgrade" in check.out
+    (tmp_path / "key.pem").write_text("x")
+    control = {**env, "TURNKEEPER_SIGNING_KEY_FILE": str(tmp_path / "key.pem")}
+    ran = turnkeeper("control", "--listen", "127.0.0.1:0", home=tmp_path, env=control)
+    assert ran.status == 1
+    assert "db upgrade" in ran.error_lines[-1]
+    assert "Traceback" not in ran.err
+    first, second = (turnkeeper("db", "upgrade", "--json", home=tmp_path, env=env) for _ in range(2))
+    assert (first.status, second.status) == (0, 0)
+    assert first.out == second.out
+    assert turnkeeper("db", "check", home=tmp_path, env=env).out == "ok\n"
+
+
+# ---- one product that is ended in several ways and started again ----
+
+
+@pytest.fixture(scope="module", name="product")
+def _product() -> Generator[Product]:
+    with Product() as running:
+        yield running
+
+
+def test_a_second_up_of_the_same_directory_is_refused_with_the_first_one_s_pid(
+    product: Product, tmp_path: Path
+) -> None:
+    """The first one is not disturbed."""
+    line = refused(tmp_path, "--data", str(product.data.root))
+    assert f"data directory {product.data.root} is in use by a running `turnkeeper up` (pid {product.up_pid})" in line
+    assert product.uid
+
+
+def test_after_a_kill_the_next_start_finds_everything(product: Product) -> None:
+    """Keys, conversations and answers are there; PostgreSQL and the sandbox are adopted; the session is continued."""
+    agent = product.agent("again")
+    thread = product.conversation(agent, "again")
+    key = product.data.owner_key.read_text()
+    product.completed(thread, "/write kept.txt kept\nremember the heron")
+    postmaster, sandboxes, agents = product.postmaster(), product.sandboxes(), product.agents_running()
+    control = product.process("control")
+    product.kill()
+    assert wait_for(lambda: not is_alive(control), "the control plane dies with its supervisor")
+    assert is_alive(postmaster)
+    assert all(is_alive(process) for pair in sandboxes for process in pair)
+    product.start()
+    assert product.data.owner_key.read_text() == key
+    assert product.postmaster() == postmaster
+    done = product.completed(thread, "/read kept.txt\nwhat do you remember")
+    assert "turn 2, remembering 1 earlier turns" in done.text
+    assert done.of_session() == "continued"
+    assert set(agents) <= set(product.agents_running())
+    assert [pair for pair in product.sandboxes() if pair in sandboxes] == sandboxes
+    assert len(product.ledger(agent)) == 2
+
+
+def test_after_a_clean_stop_the_next_start_finds_everything(product: Product) -> None:
+    """The database has ended; the sandbox outlives `up` and is adopted."""
+    agent = product.agent("clean")
+    thread = product.conversation(agent, "clean")
+    product.completed(thread, "/say one")
+    postmaster, sandboxes = product.postmaster(), product.sandboxes()
+    assert product.stop() == 0
+    assert not is_alive(postmaster)
+    assert all(is_alive(process) for pair in sandboxes for process in pair)
+    product.start()
+    done = product.completed(thread, "again")
+    assert "turn 2, remembering 1 earlier turns" in done.text
+    assert done.of_session() == "continued"
+
+
+def test_a_conversation_whose_sandbox_is_gone_goes_on_by_its_journal(product: Product) -> None:
+    """The settled session is loaded into a new sandbox. Proves: R-07."""
+    agent = product.agent("reload")
+    thread = product.conversation(agent, "reload")
+    first = product.completed(thread, "/say one")
+    launcher = next(pair[0] for pair in product.sandboxes() if agent_runs_below(product, pair[0].pid, "reload"))
+    kill(launcher, signal.SIGKILL)
+    done = product.completed(thread, "again")
+    assert "turn 2, remembering 1 earlier turns" in done.text
+    assert done.of_session() == "reloaded"
+    generations = product.rows(
+        "SELECT DISTINCT a.generation FROM activations a JOIN runs r ON r.id = a.run_id WHERE r.thread_id = %s", thread
+    )
+    assert len(generations) == 2
+    assert first.run.native_turn == 1
+
+
+def agent_runs_below(product: Product, pid: int, agent: str) -> bool:
+    """Whether this sandbox is the one where the newest prompt of `agent` arrived, by its process in the sandbox."""
+    needle = f"ledger-{agent}.jsonl".encode()
+    return any(needle in Path(f"/proc/{one.pid}/environ").read_bytes() for one in descendants(pid))
+
+
+def test_a_turn_that_lives_through_a_kill_of_up_is_adopted_and_completes(product: Product) -> None:
+    """The worker and the agent live on; its one prompt was given once. Proves: H-04, R-03."""
+    agent = product.agent("through")
+    thread = product.conversation(agent, "through")
+    run_id, go = product.hold(thread, "through")
+    child = product.child(run_id)
+    product.kill()
+    assert is_alive(child)
+    product.start()
+    assert is_alive(child)
+    assert product.child(run_id) == child
+    go.touch()
+    run = product.wait_status(run_id)
+    assert (run.status, run.error_code) == ("completed", None), product.tell()
+    assert [entry.turn for entry in product.ledger(agent)] == [1]
+    attempts = product.rows("SELECT outcome FROM attempts WHERE run_id = %s", run_id)
+    assert attempts == [{"outcome": "completed"}]
+    assert "turn 2, remembering 1 earlier turns" in product.completed(thread, "and on").text
+
+
+def test_an_unfinished_turn_ends_by_its_lease_when_up_stays_away(tmp_path: Path) -> None:
+    """Killed for longer than the lease: the agent is stopped in time, the run ends with a clear code, nothing runs twice.
+
+    Proves: L-06, L-12, R-03, R-06.
+    """
+    with Product(SHORT_LEASE) as product:
+        agent = product.agent("lapse")
+        idle, thread = product.conversation(agent, "idle"), product.conversation(agent, "lapse")
+        product.completed(idle, "/say one")
+        run_id, _ = product.hold(thread, "lapse")
+        waiting = product.submit(thread, "/say never delivered")
+        child, tools = product.child(run_id), product.tools_running()
+        assert tools
+        product.kill()
+        wait_for(lambda: not is_alive(child), "the worker ends with its lease", LEASE_S + 10)
+        wait_for(lambda: not any(map(is_alive, tools)), "what the agent started is dead", LEASE_S + 5)
+        product.start()
+        run = product.wait_status(run_id, timeout_s=LEASE_S + GRACE_S + ROUND_S + 10)
+        assert (run.status, run.error_code) == ("failed", "outcome_unknown"), product.tell()
+        assert run.error_text
+        # nothing waits for a conversation that cannot go on
+        after = product.wait_status(waiting)
+        assert (after.status, after.error_code) == ("failed", "session_unavailable")
+        conversation = product.client.conversation(thread)
+        assert conversation.state == "lost"
+        assert "can no longer be used" in (conversation.lost_text or "")
+        assert [entry.text for entry in product.ledger(agent)][1:] == [f"/run {HELD}"]
+        # the other conversation, idle all the time, goes on
+        done = product.completed(idle, "and you")
+        assert "turn 2, remembering 1 earlier turns" in done.text
