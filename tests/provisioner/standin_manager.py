@@ -133,6 +133,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def walk(self, workdir: str) -> None:
         """Frames of regular files and links; what tests of the provisioner need, without the real walk's bounds."""
+        if workdir == "die":
+            os._exit(1)
+        if workdir == "stall":
+            self.slow(30)
+            return
         root = os.fsencode(os.path.join(START["workspace"], workdir))
         frames: list[bytes] = []
         files = size = 0

@@ -33,6 +33,7 @@ from turnkeeper.wire.turn import SnapshotResult
 log = get_logger("provisioner.snapshots")
 
 _KEPT: Final = 5
+_LOCK_S: Final = 10.0
 _PACKS_MAX: Final = 20
 _PACK_BYTES_MAX: Final = 1 << 30
 _MAINTENANCE_S: Final = 120.0
@@ -60,13 +61,26 @@ class Snapshots:
         if workdir != live.instance.shape.workdir:
             return Refused(ProblemCode.INVALID_WORKDIR, "the sandbox has another Workdir", "workdir")
         name = live.instance.sandbox_id
+        try:
+            async with self._locks.hold(name, _LOCK_S):
+                stored = self._stored(name, request.epoch)
+                return stored if stored is not None else await self._take_and_keep(live, workdir, request.epoch)
+        except LockTimeoutError:
+            return SnapshotResult(unavailable_why="another snapshot of this sandbox is being taken")
+
+    async def close(self) -> None:
+        """Wait for what is being cleared up."""
+        if self._upkeep:
+            await asyncio.wait(self._upkeep, timeout=_MAINTENANCE_S)
+
+    async def _take_and_keep(self, live: Live, workdir: str, epoch: int) -> SnapshotResult:
+        """The snapshot, or *unavailable* with why: in bounded time, and never a failure."""
+        name = live.instance.sandbox_id
         begun = self._clock.monotonic()
         try:
-            async with asyncio.timeout(self._limits.snapshot_s), self._locks.hold(name, self._limits.snapshot_s):
-                result = self._stored(name, request.epoch)
-                if result is None:
-                    result = await self._take(live, workdir, request.epoch)
-        except (TimeoutError, LockTimeoutError):
+            async with asyncio.timeout(self._limits.snapshot_s):
+                result = await self._take(live, workdir, epoch)
+        except TimeoutError:
             result = SnapshotResult(unavailable_why=f"it took longer than {self._limits.snapshot_s:g} s")
         except WalkUnusableError as error:
             result = SnapshotResult(unavailable_why=str(error))
@@ -76,27 +90,16 @@ class Snapshots:
             result = SnapshotResult(unavailable_why="the sandbox ended it")
         except (GitFailedError, OSError) as error:
             log.warning(
-                "snapshot_failed",
-                sandbox_id=name,
-                epoch=request.epoch,
-                error_class=type(error).__name__,
-                why=str(error),
+                "snapshot_failed", sandbox_id=name, epoch=epoch, error_class=type(error).__name__, why=str(error)
             )
             result = SnapshotResult(unavailable_why="the record could not be written")
-        took_ms = int((self._clock.monotonic() - begun) * 1000)
+        result = result.model_copy(update={"took_ms": int((self._clock.monotonic() - begun) * 1000)})
         if result.unavailable_why is not None:
-            log.warning("snapshot_unavailable", sandbox_id=name, epoch=request.epoch, why=result.unavailable_why)
-            result = result.model_copy(update={"took_ms": took_ms})
-            self._keep(name, request.epoch, result)
+            log.warning("snapshot_unavailable", sandbox_id=name, epoch=epoch, why=result.unavailable_why)
+        self._keep(name, epoch, result)
         return result
 
-    async def close(self) -> None:
-        """Wait for what is being cleared up."""
-        if self._upkeep:
-            await asyncio.wait(self._upkeep, timeout=_MAINTENANCE_S)
-
     async def _take(self, live: Live, workdir: str, epoch: int) -> SnapshotResult:
-        begun = self._clock.monotonic()
         name = live.instance.sandbox_id
         git = Git(self._directory(name))
         if not (git.directory / "HEAD").exists():
@@ -110,16 +113,8 @@ class Snapshots:
         wanted = [f"{ref}^{{tree}}", *([] if base is None else [f"refs/snapshots/{base}^{{tree}}"])]
         trees = (await git.run("rev-parse", *wanted)).decode("ascii").split()
         changes = await summary(git, trees[1] if len(trees) > 1 else None, trees[0], taken.sizes)
-        result = SnapshotResult(
-            tree_id=trees[0],
-            changes=changes,
-            files=taken.files,
-            size_bytes=taken.size_bytes,
-            took_ms=int((self._clock.monotonic() - begun) * 1000),
-        )
-        self._keep(name, epoch, result)
         self._clear_up_later(name)
-        return result
+        return SnapshotResult(tree_id=trees[0], changes=changes, files=taken.files, size_bytes=taken.size_bytes)
 
     def _directory(self, name: str) -> Path:
         return self._root / f"{name}.git"
