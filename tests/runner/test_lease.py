@@ -179,3 +179,20 @@ def test_a_worker_that_does_not_end_after_its_lease_is_ended(peers: Peers, clock
     until(lambda: silent.worker.watchdog.alarms, "the last alarm is set")
     clock.advance(20)
     assert silent.ended_hard.wait(10)
+
+
+def test_the_lease_that_activate_renews_is_counted_from_its_first_send(peers: Peers, clock: ManualClock) -> None:
+    """Proves: L-06. The first send may be the one that renewed it, although only the second was answered."""
+    hang = Hangs()
+    peers.on["activate"].append(hang)
+    began = clock.monotonic()
+    driven = drive(peers, DEFAULTS, clock)
+    peers.on_prompt = stay_silent
+    peers.wait_for("activate")
+    clock.advance(20)
+    hang.release.set()
+    peers.wait_for("prompt")
+    assert driven.worker.lease.last_confirmed_sent_at == began
+    peers.settle_turn()
+    peers.closing.set()
+    driven.thread.join(20)

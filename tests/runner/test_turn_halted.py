@@ -106,6 +106,19 @@ def test_an_agent_that_ignores_a_cancel_is_stopped_after_the_grace(peers: Peers,
     assert (finish["failure"]["code"], finish["failure"]["delivered"]) == ("cancelled", "yes")
 
 
+def test_an_agent_that_leaves_because_it_was_cancelled_ends_the_run_cancelled(peers: Peers) -> None:
+    """Some agents answer a cancel by exiting: what counts is what they were asked for."""
+    peers.on_prompt = stay_silent
+    leaves = {"code": "agent_exited", "stage": "prompt", "exit": 0}
+    peers.on["cancel"].append(Calls(lambda: peers.events.end(failure=leaves)))
+    driven = drive(peers)
+    peers.wait_for("prompt")
+    cancel(peers)
+    assert driven.wait() == 0
+    finish = peers.of("finish")[0].body
+    assert (finish["status"], finish["failure"]["code"]) == ("cancelled", "cancelled")
+
+
 def test_a_renewal_tells_of_a_cancel_when_every_signal_is_lost(peers: Peers) -> None:
     """Proves: T-03 (the worker's side)."""
     peers.always["signals"] = Cuts()

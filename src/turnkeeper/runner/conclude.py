@@ -10,7 +10,7 @@ from typing import Final
 
 from turnkeeper.client.control import FinishStatus
 from turnkeeper.client.http import CallError, ClientError
-from turnkeeper.domain.errors import ErrorCode
+from turnkeeper.domain.errors import ErrorCode, sentence
 from turnkeeper.runner.calls import Patience
 from turnkeeper.runner.failure import Failure, LeaseLost, Stage, TurnFailed, code_of, failure_of
 from turnkeeper.runner.flags import Flag
@@ -95,7 +95,9 @@ class Conclusion:
             if evidence.receipt is not None:  # it had settled before it was stopped
                 return self.settle(evidence.receipt, halted=flag)
             failure = failure.at("yes" if evidence.prompt_written else "no")
-        self._abandon(stopped)
+        if failure.code is not ErrorCode.SESSION_UNAVAILABLE:
+            # Given back, a membership whose session is gone would fail the next turn again: `finish` ends it (section 7).
+            self._abandon(stopped)
         if self._pump is not None:
             self._flush(FLUSH_FAILED_S)
         self._report(failure)
@@ -205,8 +207,10 @@ class Conclusion:
             "code": failure.code.value,
             "stage": failure.stage,
             "delivered": failure.delivered,
-            "text": failure.text or "",
+            "text": sentence(failure.code),
         }
+        if failure.text:
+            data["detail"] = failure.text
         self._add_event(EventKind.ERROR, data)
 
     def _add_event(self, kind: EventKind, data: dict[str, object]) -> None:

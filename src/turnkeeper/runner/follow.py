@@ -35,9 +35,13 @@ class Settled:
 
 @dataclass(frozen=True)
 class Unsettled:
-    """The turn did not end at a boundary: `failure` says why. The manager may know better once it was stopped."""
+    """The turn did not end at a boundary: `failure` says why. The manager may know better once it was stopped.
+
+    `asked` is set where the agent had been asked to end the turn: then that is why it ended.
+    """
 
     failure: Failure
+    asked: Flag | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Follow:
         if last is not None and last.receipt is not None:
             return Settled(last.receipt, self._asked)
         if last is not None and last.failure is not None:
-            return Unsettled(failure_of_agent(last.failure, "unknown"))
+            return Unsettled(failure_of_agent(last.failure, "unknown"), self._asked)
         if last is not None or gone is not None:
             # The instance has ended or somebody else has taken over, or the last line does not say how.
             status = None if gone is None else gone.status
@@ -114,7 +118,8 @@ class Follow:
             return Unsettled(
                 Failure(
                     ErrorCode.OUTCOME_UNKNOWN, Stage.PROMPT.value, "unknown", exception=exception, http_status=status
-                )
+                ),
+                self._asked,
             )
         now = self._worker.clock.monotonic()
         if self._asked is not None and self._give_up_at is not None and now >= self._give_up_at:

@@ -15,7 +15,8 @@ from typing import Final
 import turnkeeper
 from turnkeeper.kit.clock import Clock
 from turnkeeper.kit.procs import ProcessId, identify, open_pidfd
-from turnkeeper.runner.handover import ACCEPTED, READY, HandedTurn, HostEnd, new_descriptor
+from turnkeeper.runner.handover import ACCEPTED, READY, HandedTurn
+from turnkeeper.runner.hostend import HostEnd, new_descriptor
 from turnkeeper.runner.settings import ChildSettings
 
 _INHERITED: Final = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -62,7 +63,7 @@ class Child:
         self, popen: "subprocess.Popen[bytes]", process: ProcessId, pidfd: int, end: HostEnd, at: float
     ) -> None:
         self.process = process
-        self.started_at = at
+        self.waiting_since = at
         self.fingerprint = fingerprint()
         self._popen = popen
         self._end = end
@@ -96,10 +97,10 @@ class Child:
         """False: it ended, or said nothing in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self.ready and not self._exited.done():
+                while not self.ready_was_said and not self._exited.done():
                     self._news.clear()
                     await self._news.wait()
-        return self.ready
+        return self.ready_was_said
 
     async def hand_over(self, turn: HandedTurn) -> HandedOver:
         """Give it the turn, and read its descriptor to the end. A silent child is waited for as long as it lives (H-03)."""

@@ -19,6 +19,7 @@ READY_TIMEOUT_S: Final = 30.0
 REFILL_DELAY_S: Final = 0.25
 """A new spare is started a little after one was taken: Python's start would compete with the turn for the processor."""
 LOOK_S: Final = 10.0
+END_S: Final = 2.0
 BACKOFF_STEPS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _JITTER: Final = (0.8, 1.2)
 
@@ -33,6 +34,7 @@ class Nursery:
         self._log = log
         self._on_change = on_change
         self._spares: list[Child] = []
+        self._dismissed: list[Child] = []  # and not yet seen to end
         self._failures = 0
         self._launch_error: str | None = None
         self._taken = asyncio.Event()
@@ -43,6 +45,11 @@ class Nursery:
     def launch_error(self) -> str | None:
         """Why children cannot be started at the moment; None: they can."""
         return self._launch_error
+
+    @property
+    def spares(self) -> tuple[Child, ...]:
+        """Those that wait for a turn."""
+        return tuple(child for child in self._spares if child.ready)
 
     async def wait_works(self) -> None:
         """Wait until children can be started."""
@@ -84,9 +91,19 @@ class Nursery:
                 elif not await self._add_spare():
                     await self._clock.sleep(self._pause_s())
         finally:
-            for child in self._spares:
-                child.dismiss()
-            self._spares.clear()
+            for child in list(self._spares):
+                self._dismiss(child)
+            await self._see_end()
+
+    async def _see_end(self) -> None:
+        """Wait for whoever was dismissed; one that does not end by itself is killed."""
+        ending = {asyncio.ensure_future(child.wait_exit()) for child in self._dismissed}
+        if ending:
+            await asyncio.wait(ending, timeout=END_S)
+        for child in self._dismissed:
+            child.kill()
+        if ending:
+            await asyncio.wait(ending)
 
     async def _wait_taken(self) -> None:
         look_s = min(LOOK_S, self._settings.limits.spare_age_s)
@@ -100,14 +117,17 @@ class Nursery:
             child = await self.start_now()
         except OSError:
             return False
+        self._spares.append(child)
         if await child.wait_ready(READY_TIMEOUT_S):
-            self._spares.append(child)
+            child.waiting_since = self._clock.monotonic()
             self._log.debug("spare_ready", pid=child.process.pid)
             self._note_success()
             return True
+        if child not in self._spares:  # retired before it was ready
+            return True
         status = child.exit_status
         why = "was not ready in time" if status is None else f"ended with {status} before it was ready"
-        child.dismiss()
+        self._dismiss(child)
         child.kill()
         self._note_failure(f"a child {why}")
         return False
@@ -115,10 +135,16 @@ class Nursery:
     def _drop_unfit(self) -> None:
         now, current = self._clock.monotonic(), fingerprint()
         for child in list(self._spares):
-            old = now - child.started_at >= self._settings.limits.spare_age_s
+            old = now - child.waiting_since >= self._settings.limits.spare_age_s
             if child.exit_status is not None or old or child.fingerprint != current:
-                self._spares.remove(child)
-                child.dismiss()
+                self._dismiss(child)
+
+    def _dismiss(self, child: Child) -> None:
+        if child in self._spares:
+            self._spares.remove(child)
+        child.dismiss()
+        self._taken.set()  # another is wanted
+        self._dismissed = [one for one in (*self._dismissed, child) if one.exit_status is None]
 
     def _pause_s(self) -> float:
         step = BACKOFF_STEPS_S[min(self._failures, len(BACKOFF_STEPS_S)) - 1]

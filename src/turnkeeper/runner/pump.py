@@ -158,11 +158,12 @@ class EventPump:
 
     def _read(self) -> None:
         stream = TurnStream(self._manager(), self._clock, self._log, self._stopped)
-        for line, size_bytes in stream.lines(0):
-            self._take(line, size_bytes)
-        with self._lock:
-            self._gone = stream.gone
-        if stream.gone is not None:
+        try:
+            for line, size_bytes in stream.lines(0):
+                self._take(line, size_bytes)
+        finally:  # whatever ended the reading, the turn does not wait for it any more
+            with self._lock:
+                self._gone = stream.gone or StreamGone("ReaderEnded")
             self._on_news()
 
     def _take(self, line: TurnLine, size_bytes: int) -> None:

@@ -182,20 +182,19 @@ def _fresh_mark(worker: Worker, spec: ExecutionSpec, sandbox: Sandbox, found_at:
 
 def _activate(worker: Worker, progress: Progress, sandbox: Sandbox) -> ActivateAnswer:
     progress.stage = Stage.ACTIVATE
-    sent_at = worker.clock.monotonic()
-
-    def call() -> ActivateAnswer:
-        nonlocal sent_at
-        sent_at = worker.clock.monotonic()
-        return worker.control.activate(generation=sandbox.generation, boot_id=sandbox.boot_id)
-
     worker.check()
+    # Of several sends the first may be the one that renewed the lease, so the lease is counted from there (L-06).
+    sent_at = worker.clock.monotonic()
     try:
-        activation = worker.calls.carry_out("activate", call, Patience.for_preparation(worker.timing))
+        activation = worker.calls.carry_out(
+            "activate",
+            lambda: worker.control.activate(generation=sandbox.generation, boot_id=sandbox.boot_id),
+            Patience.for_preparation(worker.timing),
+        )
     except CallError as error:
         raise TurnFailed(failure_of(error, ErrorCode.PREPARATION_FAILED, Stage.ACTIVATE)) from error
     progress.activation = activation
-    worker.lease.confirm(sent_at, activation.lease_ttl_s)  # activate renews the lease
+    worker.lease.confirm(sent_at, activation.lease_ttl_s)
     return activation
 
 

@@ -78,8 +78,11 @@ class Turn:
         match end:
             case Settled(receipt, asked):
                 return self._concluded(self._conclusion(), partial(Conclusion.settle, receipt=receipt, halted=asked))
-            case Unsettled(failure):
-                raise TurnFailed(failure)
+            case Unsettled(failure, asked):
+                if asked is None:
+                    raise TurnFailed(failure)
+                self._note_failure(failure)
+                raise Halted(asked)
             case OutOfTime(flag):
                 raise Halted(flag)
             case _:

@@ -1,0 +1,113 @@
+"""Spare children: kept, taken, retired (architecture section 5)."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.driving import FAST
+from runner.peers import Peers
+from turnkeeper.domain.settings import Limits
+from turnkeeper.kit.clock import system_clock
+from turnkeeper.kit.log import get_logger
+from turnkeeper.runner.launch import Child
+from turnkeeper.runner.nursery import Nursery
+from turnkeeper.runner.settings import HostSettings
+
+
+@pytest.fixture
+def settings(peers: Peers, tmp_path: Path) -> HostSettings:
+    """A host with one spare."""
+    return HostSettings(
+        name="host-1",
+        token="t",
+        control_url=peers.url,
+        provisioner_url=peers.url,
+        data=tmp_path,
+        spares=1,
+        timing=FAST,
+        child_log=tmp_path / "child.log",
+    )
+
+
+class Running:
+    """A nursery at work."""
+
+    def __init__(self, settings: HostSettings) -> None:
+        self.changes = 0
+        self.nursery = Nursery(settings, system_clock, get_logger("test"), self._count)
+        self.task = asyncio.create_task(self.nursery.run())
+        self.taken: list[Child] = []
+
+    def _count(self) -> None:
+        self.changes += 1
+
+    async def take(self) -> Child:
+        """A spare, as soon as there is one."""
+        await self.waiting()
+        child = self.nursery.take()
+        assert child is not None
+        self.taken.append(child)
+        return child
+
+    async def waiting(self) -> Child:
+        """The first that waits for a turn."""
+        async with asyncio.timeout(30):
+            while not self.nursery.spares:
+                await system_clock.sleep(0.01)
+        return self.nursery.spares[0]
+
+    async def stop(self) -> None:
+        """End it and what was taken from it."""
+        self.task.cancel()
+        await asyncio.wait({self.task})
+        for child in self.taken:
+            child.dismiss()
+            await child.wait_exit()
+
+
+@pytest.fixture
+async def running(settings: HostSettings) -> AsyncGenerator[Running]:
+    """One nursery."""
+    one = Running(settings)
+    yield one
+    await one.stop()
+
+
+async def test_a_spare_that_was_taken_is_replaced(running: Running) -> None:
+    """A little later, so that it does not compete with the turn."""
+    first, second = await running.take(), await running.take()
+    assert first.process != second.process
+    assert first.ready
+    assert second.waiting_since - first.waiting_since > 0.25
+
+
+async def test_spares_of_another_environment_are_retired(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a child would inherit by now is not what it has."""
+    first = await running.take()
+    waiting = await running.waiting()
+    monkeypatch.setenv("TZ", "America/St_Johns")
+    assert running.nursery.take() is None
+    assert await waiting.wait_exit() == 0
+    assert (await running.take()).fingerprint != first.fingerprint
+
+
+async def test_old_spares_are_retired(settings: HostSettings) -> None:
+    """By age; nothing is left of them."""
+    running = Running(replace(settings, limits=Limits(spare_age_s=0.2)))
+    old = await running.waiting()
+    assert await old.wait_exit() == 0
+    await running.stop()
+
+
+async def test_a_spare_that_dies_is_not_given_out(running: Running) -> None:
+    """And its death is no failure to launch."""
+    await running.take()
+    spare = await running.waiting()
+    spare.kill()
+    await spare.wait_exit()
+    assert running.nursery.take() is None
+    assert running.nursery.launch_error is None
+    assert running.changes == 0
