@@ -232,21 +232,6 @@ def test_public_keys_that_are_none(text: str, settings: dict[str, str]) -> None:
         provisioner.settings_from(Environment(settings), isolated=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "mode", "named"), [(None, 0, "cannot be opened"), ("A=1", 0o644, "0600"), ("x", 0o600, "line 1")]
-)
-def test_a_secrets_file_that_is_none(
-    text: str | None, mode: int, named: str, settings: dict[str, str], tmp_path: Path
-) -> None:
-    """Refused at the start, not at the first turn of an agent that needs it. Proves: K-11."""
-    file = tmp_path / "secrets"
-    if text is not None:
-        file.write_text(text)
-        file.chmod(mode)
-    with pytest.raises(SettingRefused, match=f"TURNKEEPER_SECRETS_FILE: .*{named}"):
-        provisioner.settings_from(Environment({**settings, "TURNKEEPER_SECRETS_FILE": str(file)}), isolated=True)
-
-
 def test_the_lease_s_lifetime_by_option_and_by_variable(settings: dict[str, str]) -> None:
     """Too short: the option is refused, the variable ignored and the default used. Proves: L-01, L-09."""
     of = Environment(settings)

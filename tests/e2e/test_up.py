@@ -72,6 +72,17 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path:
     assert "DATABASE_URL" in refused(tmp_path, env={"DATABASE_URL": "mysql://127.0.0.1/x"})
 
 
+def test_a_process_that_does_not_start_is_told_by_its_own_last_line(tmp_path: Path) -> None:
+    """A secrets file that others may read: the provisioner refuses it, and `up` says so instead of trying for ever."""
+    file = tmp_path / "secrets"
+    file.write_text("KEY=value-of-the-secret\n")
+    file.chmod(0o644)
+    line = refused(tmp_path, env={"TURNKEEPER_SECRETS_FILE": str(file)})
+    assert "provisioner does not start" in line
+    assert "it must be 0600" in line
+    assert "value-of-the-secret" not in line
+
+
 @pytest.mark.parametrize("setting", ["fsync", "synchronous_commit"])
 def test_a_database_that_is_not_durable_is_refused(setting: str, tmp_path: Path) -> None:
     """The setting is named. Proves: D-04."""

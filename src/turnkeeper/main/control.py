@@ -135,6 +135,7 @@ async def _services(settings: ControlSettings) -> AsyncGenerator[Services]:
         open_database(settings.dsn, min_size=POOL_MIN, max_size=POOL_MAX, application_name="turnkeeper-control") as db,
         _deleter(settings) as deleter,
     ):
+        db.attach(bus)
         await bus.start()
         try:
             yield Services(

@@ -88,14 +88,16 @@ class ManagedProcess:
         """Its process id while it runs."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
-    def last_lines(self, count: int = 3) -> list[str]:
-        """The end of its log, for somebody who wonders why it does not start."""
+    @property
+    def last_word(self) -> str:
+        """The last line of its log, for somebody who wonders why it does not start."""
         try:
             with self.log_file.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
-                return file.read().decode(errors="replace").splitlines()[-count:]
+                lines = file.read().decode(errors="replace").splitlines()
         except OSError:
-            return []
+            lines = []
+        return lines[-1].removeprefix("error: ") if lines else "it has written nothing"
 
     async def _start(self) -> None:
         environment = {**self.environment, PARENT_ENV: str(os.getpid())}

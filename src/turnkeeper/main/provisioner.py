@@ -15,7 +15,6 @@ from turnkeeper.main.processes import die_with_parent
 from turnkeeper.main.serve import make_server
 from turnkeeper.main.sockets import bind
 from turnkeeper.provisioner.app import create_app
-from turnkeeper.provisioner.secret_source import SecretSource, SecretsUnavailableError
 from turnkeeper.provisioner.settings import ProvisionerSettings
 
 SHUTDOWN_S = 3
@@ -23,18 +22,13 @@ SHUTDOWN_S = 3
 
 def settings_from(environment: Environment, *, isolated: bool) -> ProvisionerSettings:
     """From the environment; `SettingRefused` names what is missing or wrong."""
-    given = environment.optional("TURNKEEPER_SECRETS_FILE")
-    secrets_file = Path(given) if given else None
-    try:
-        SecretSource(secrets_file, {}).check()
-    except SecretsUnavailableError as error:
-        raise SettingRefused(f"TURNKEEPER_SECRETS_FILE: {error}") from error
+    secrets_file = environment.optional("TURNKEEPER_SECRETS_FILE")
     return ProvisionerSettings(
         directory=environment.path("TURNKEEPER_DATA"),
         admin_token=environment.secret("TURNKEEPER_PROVISIONER_TOKEN"),
         public_keys=read_public_keys(environment.path("TURNKEEPER_SIGNING_PUBLIC_KEYS")),
         isolated=isolated,
-        secrets_file=secrets_file,
+        secrets_file=Path(secrets_file) if secrets_file else None,
         environ={name: value for name, value in environment.values.items() if not name.startswith("TURNKEEPER_")},
         timing=sandbox_timing_from_environ(environment.values),
         limits=Limits(),

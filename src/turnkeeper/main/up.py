@@ -303,22 +303,24 @@ class _Up:
                     click.echo(f"error: {line}", err=True)
 
     async def _wait_ready(self, processes: list[ManagedProcess], url: str) -> None:
-        """Until `/readyz` says so, which covers the database, the provisioner and the host."""
+        """Until all of them answer: `/readyz` covers the database and the host, the provisioner is asked itself."""
         ends = system_clock.monotonic() + READY_WITHIN_S
-        why = "no answer"
-        async with AsyncHttpClient(url) as client:
+        provisioner_url = ListenAddress(socket_path=self.data.provisioner_socket).url
+        async with AsyncHttpClient(url) as control, AsyncHttpClient(provisioner_url) as provisioner:
+            why = "no answer"
             while system_clock.monotonic() < ends:
                 try:
-                    await client.request("GET", "/readyz", timeout_s=5.0)
-                    return
+                    await provisioner.request("GET", "/livez", timeout_s=5.0)
+                    await control.request("GET", "/readyz", timeout_s=5.0)
+                    if all(process.pid is not None for process in processes):
+                        return
                 except CallError as error:
                     why = str(error)
                 if self.stop.is_set:
                     raise SettingRefused("stopped before everything was ready")
                 for process in processes:
                     if process.ended >= GIVEN_UP_AFTER:
-                        last = (process.last_lines(1) or ["it said nothing"])[0].removeprefix("error: ")
-                        raise SettingRefused(f"{process.name} does not start: {last} (its log: {process.log_file})")
+                        raise SettingRefused(f"{process.name} does not start: {process.last_word} ({process.log_file})")
                 await system_clock.sleep(0.05)
-        shown = [f"{process.name}: {line}" for process in processes for line in process.last_lines(1)]
+        shown = [f"{process.name}: {process.last_word}" for process in processes]
         raise SettingRefused(f"not ready within {READY_WITHIN_S:.0f} s ({why}); logs are in {self.data.logs}", *shown)
