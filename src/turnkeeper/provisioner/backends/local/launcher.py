@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 LOG_BYTES_MAX = 1 << 20
 ORDERS_BYTES_MAX = 1 << 20
 NO_ORDERS = 3
+REAP_INTERVAL_MS = 60_000
 
 
 def main() -> int:
@@ -102,7 +103,15 @@ def start_isolated(orders: "Orders", stderr: int) -> int:
 
 
 def start_plain(orders: "Orders", stderr: int) -> int:
-    """Start the manager without a sandbox (`--unsafe-no-isolation`). Returns its pid."""
+    """Start the manager without a sandbox (`--unsafe-no-isolation`). Returns its pid.
+
+    Without a pid namespace orphans would leave the launcher's tree, and whoever deletes would not find them any more. So
+    they become its children.
+    """
+    import ctypes
+
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
     child = spawn(orders["argv"], orders["env"], stderr, orders["keep_fds"])
     write_instance(orders["directory"], child, child)
     return child
@@ -161,7 +170,8 @@ def pump(log_read: int, child: int, log: "BoundedLog") -> None:
     poll.register(pidfd, select.POLLIN)
     ended = False
     while True:
-        ready = {fd for fd, _ in poll.poll(0 if ended else None)}
+        ready = {fd for fd, _ in poll.poll(0 if ended else REAP_INTERVAL_MS)}
+        reap_orphans(child)
         if log_read in ready:
             data = os.read(log_read, 65536)
             if data:
@@ -175,6 +185,15 @@ def pump(log_read: int, child: int, log: "BoundedLog") -> None:
         if pidfd in ready:
             poll.unregister(pidfd)
             ended = True
+
+
+def reap_orphans(child: int) -> None:
+    """Collect ended children that are not `child`: there are some only where there is no sandbox."""
+    while True:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None or found.si_pid == child:
+            return
+        os.waitpid(found.si_pid, 0)
 
 
 class BoundedLog:
