@@ -54,6 +54,7 @@ class PostgresServer:
 
     url: str
     template: str
+    keep: int = 0  # how many used databases may lie there before they are dropped
     _spare: "queue.Queue[str | None]" = field(default_factory=lambda: queue.Queue(_SPARE_DATABASES))
     _used: "queue.Queue[str]" = field(default_factory=queue.Queue[str])
     _workers: list[threading.Thread] = field(default_factory=list[threading.Thread])
@@ -101,10 +102,9 @@ class PostgresServer:
     def _remove(self) -> None:
         # Each drop asks for a checkpoint; in a burst only the first one has something to write.
         while not self._closing.wait(0.1):
-            if self._used.qsize() > _USED_DATABASES:
-                for _ in range(_USED_DATABASES):
-                    if not self._closing.is_set():
-                        self._drop(self._used.get_nowait())
+            if self._used.qsize() > self.keep:
+                while self._used.qsize() and not self._closing.is_set():
+                    self._drop(self._used.get_nowait())
 
     def _copy(self, template: str) -> str:
         name = f"test_{secrets.token_hex(6)}"
@@ -137,7 +137,7 @@ def postgres_server() -> Generator[PostgresServer]:
     with private_directory() as directory:
         embedded = embedded_at(directory)
         embedded.start_blocking()
-        server = PostgresServer(embedded.url("postgres"), "tk_template")
+        server = PostgresServer(embedded.url("postgres"), "tk_template", keep=_USED_DATABASES)
         try:
             yield _with_template(server)
         finally:

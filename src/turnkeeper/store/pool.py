@@ -83,6 +83,8 @@ def connection_settings(
         "statement_timeout": f"{int(statement_timeout_s * 1000)}",
         "lock_timeout": f"{int(lock_timeout_s * 1000)}",
         "idle_in_transaction_session_timeout": f"{int(idle_in_transaction_timeout_s * 1000)}",
+        # A caller that gave up without a word (cancelled, killed) must not leave a statement and its locks behind.
+        "client_connection_check_interval": "5000",
         "TimeZone": "UTC",
         "plan_cache_mode": "force_generic_plan",
     }
