@@ -1,6 +1,7 @@
 """Deliberately bad backends: each is a real one that misbehaves in one way (JupyterHub's bad spawners are the model)."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from turnkeeper.domain.sandbox import Unknown
@@ -48,6 +49,9 @@ class Passing:
 
     async def tail(self, sandbox_id: str) -> str:
         return await self.inner.tail(sandbox_id)
+
+    def missing(self, command: str, programs: Sequence[str]) -> str | None:
+        return self.inner.missing(command, programs)
 
     async def close(self) -> None:
         await self.inner.close()

@@ -1,7 +1,9 @@
 """The control plane's client of the provisioner, with the administrative token (K-01). Belongs to one event loop."""
 
+from collections.abc import Sequence
+
 from turnkeeper.client.http import AsyncHttpClient, path
-from turnkeeper.wire.provisioner import DeleteAnswer
+from turnkeeper.wire.provisioner import CommandAnswer, CommandQuestion, DeleteAnswer
 
 
 class ProvisionerAdmin:
@@ -27,3 +29,9 @@ class ProvisionerAdmin:
             params={"lease_generation": lease_generation},
             timeout_s=timeout_s,
         )
+
+    async def missing(self, command: str, programs: Sequence[str], *, timeout_s: float) -> str | None:
+        """What an agent's command lacks at the provisioner, in one line; None where nothing does."""
+        question = CommandQuestion(command=command, programs=tuple(programs))
+        answer = await self.http.call("POST", "/v1/commands/check", CommandAnswer, body=question, timeout_s=timeout_s)
+        return answer.missing

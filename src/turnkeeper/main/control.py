@@ -8,7 +8,6 @@ from pathlib import Path
 
 from turnkeeper.api.app import create_app
 from turnkeeper.api.settings import LOOPBACK_HOSTS, ApiSettings
-from turnkeeper.client.http import CallError, ClientError
 from turnkeeper.client.provisioner_admin import ProvisionerAdmin
 from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.domain.settings import (
@@ -24,11 +23,12 @@ from turnkeeper.kit import log as logs
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.main.environment import Environment, ListenAddress, parse_listen
+from turnkeeper.main.outside import ProvisionerCommands, ProvisionerDeleter
 from turnkeeper.main.processes import die_with_parent
 from turnkeeper.main.serve import make_server
 from turnkeeper.main.sockets import bind
 from turnkeeper.services import cleanup, reap, reconcile
-from turnkeeper.services.context import Deleted, NotDeleted, Services
+from turnkeeper.services.context import Services
 from turnkeeper.services.signer import Signer
 from turnkeeper.store.errors import DatabaseError
 from turnkeeper.store.pool import open_database
@@ -133,7 +133,7 @@ async def _services(settings: ControlSettings) -> AsyncGenerator[Services]:
     bus = SignalBus(settings.dsn)
     async with (
         open_database(settings.dsn, min_size=POOL_MIN, max_size=POOL_MAX, application_name="turnkeeper-control") as db,
-        _deleter(settings) as deleter,
+        _provisioner(settings) as provisioner,
     ):
         db.attach(bus)
         await bus.start()
@@ -145,40 +145,21 @@ async def _services(settings: ControlSettings) -> AsyncGenerator[Services]:
                 limits=settings.limits,
                 signer=Signer(settings.signing_key),
                 sandbox_timing=settings.sandbox_timing,
-                sandboxes=deleter,
+                sandboxes=None if provisioner is None else ProvisionerDeleter(provisioner, settings.sandbox_timing),
+                commands=None if provisioner is None else ProvisionerCommands(provisioner),
             )
         finally:
             await bus.stop()
 
 
-class ProvisionerDeleter:
-    """`services.context.SandboxDeleter` over HTTP. Bounded by the cleanup's whole time (C-06)."""
-
-    def __init__(self, client: ProvisionerAdmin, timing: SandboxTiming) -> None:
-        self._client = client
-        self._timing = timing
-
-    async def delete(self, sandbox_id: str, *, lease_generation: int) -> Deleted | NotDeleted:
-        """Anything but a confirmed delete is *not deleted*: unknown concludes nothing (K-05)."""
-        try:
-            await self._client.delete(
-                sandbox_id, lease_generation=lease_generation, timeout_s=self._timing.cleanup_timeout_s
-            )
-        except ClientError as error:
-            return NotDeleted(f"the provisioner answered {error.status} {error.code}")
-        except CallError as error:
-            return NotDeleted(str(error))
-        return Deleted()
-
-
 @contextlib.asynccontextmanager
-async def _deleter(settings: ControlSettings) -> AsyncGenerator[ProvisionerDeleter | None]:
+async def _provisioner(settings: ControlSettings) -> AsyncGenerator[ProvisionerAdmin | None]:
     if settings.provisioner_url is None or settings.provisioner_token is None:
         yield None
         return
     client = ProvisionerAdmin(settings.provisioner_url, settings.provisioner_token)
     try:
-        yield ProvisionerDeleter(client, settings.sandbox_timing)
+        yield client
     finally:
         await client.close()
 

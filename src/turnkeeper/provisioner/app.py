@@ -1,5 +1,6 @@
 """The provisioner's HTTP API (routes: `wire.provisioner`). Plain Starlette, as the proxy is on the way of every turn."""
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -22,7 +23,13 @@ from turnkeeper.provisioner.outcomes import Expected, ExpectGeneration, ExpectLe
 from turnkeeper.provisioner.problems import problem
 from turnkeeper.provisioner.process import Process, build
 from turnkeeper.provisioner.settings import ProvisionerSettings
-from turnkeeper.wire.provisioner import EnsureRequest, SandboxRecord, SnapshotRequest
+from turnkeeper.wire.provisioner import (
+    CommandAnswer,
+    CommandQuestion,
+    EnsureRequest,
+    SandboxRecord,
+    SnapshotRequest,
+)
 from turnkeeper.wire.tokens import ProvisionerVerb
 
 M = TypeVar("M", bound=BaseModel)
@@ -55,6 +62,7 @@ def app_of(process: Process) -> Starlette:
             Route("/v1/sandboxes/{sandbox_id}", api.guarded(api.lookup), methods=["GET"]),
             Route("/v1/sandboxes/{sandbox_id}", api.guarded(api.delete), methods=["DELETE"]),
             Route("/v1/sandboxes", api.guarded(api.inventory), methods=["GET"]),
+            Route("/v1/commands/check", api.guarded(api.check_command), methods=["POST"]),
             Route("/livez", _alive, methods=["GET"]),
         ],
         lifespan=lifespan,
@@ -128,6 +136,12 @@ class _Api:
         name = _name(request)
         _allow_administrator(caller)
         return _answer(await self._service.delete(name, _expected(request)))
+
+    async def check_command(self, request: Request, caller: Caller) -> Response:
+        _allow_administrator(caller)
+        body = await _body(request, CommandQuestion)
+        missing = await asyncio.to_thread(self._service.backend.missing, body.command, body.programs)
+        return _answer(CommandAnswer(missing=missing))
 
     async def snapshot(self, request: Request, caller: Caller) -> Response:
         name = _name(request)

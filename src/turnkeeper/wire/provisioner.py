@@ -7,6 +7,7 @@ signed attempt token what its verbs say, in its own scope.
     POST   /v1/sandboxes/{sandbox_id}/{generation}/touch
     DELETE /v1/sandboxes/{sandbox_id}                          If-Match: "<generation>" or ?lease_generation=N (K-03); absent is success
     POST   /v1/sandboxes/{sandbox_id}/{generation}/snapshot    SnapshotRequest -> turn.SnapshotResult
+    POST   /v1/commands/check                                  CommandQuestion -> CommandAnswer (administrative)
     ANY    /v1/sandboxes/{sandbox_id}/{generation}/manager/{path}   proxy to the manager, streaming both ways; other generation: 409
 
 Through the proxy a worker sends its provisioner token as `Authorization` and its activation token as `X-Turnkeeper-Activation`; the
@@ -76,6 +77,19 @@ class SandboxRecord(Answer):
     workdir: str | None = None
     why: str | None = None
     created_at: Moment | None = None
+
+
+class CommandQuestion(Request):
+    """`POST /v1/commands/check` (administrative): would an agent's program be found in a sandbox of this provisioner?"""
+
+    command: str = Field(max_length=5000, description="the first word of the agent's command")
+    programs: tuple[str, ...] = Field(default=(), max_length=100)
+
+
+class CommandAnswer(Answer):
+    """`missing`: one line saying what is not there; None where it would be found."""
+
+    missing: str | None = None
 
 
 class DeleteAnswer(Answer):

@@ -7,6 +7,7 @@
 * The service holds the keyed lock of a sandbox id around every call but `inventory` and `leftovers`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -144,6 +145,10 @@ class Backend(Protocol):
 
     async def tail(self, sandbox_id: str) -> str:
         """The last lines that the instance logged, for an operator; empty where there are none."""
+        ...
+
+    def missing(self, command: str, programs: Sequence[str]) -> str | None:
+        """One line saying what an agent's command lacks here; None where it would be found, or where it cannot be known."""
         ...
 
     async def close(self) -> None:

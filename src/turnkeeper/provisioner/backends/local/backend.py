@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -36,7 +36,7 @@ from turnkeeper.provisioner.backends.base import (
     OtherGeneration,
     Row,
 )
-from turnkeeper.provisioner.backends.local import bubblewrap, seccomp
+from turnkeeper.provisioner.backends.local import bubblewrap, commands, seccomp
 from turnkeeper.provisioner.backends.local.ending import end_processes, has_ended
 from turnkeeper.provisioner.backends.local.records import (
     BadRecordError,
@@ -159,6 +159,10 @@ class LocalBackend:
             return text.tail(await asyncio.to_thread(read_bounded, path, 2 << 20), _TAIL_BYTES)
         except OSError:
             return ""
+
+    def missing(self, command: str, programs: Sequence[str]) -> str | None:
+        """As in the contract."""
+        return commands.missing(command, programs, isolated=self._settings.isolated)
 
     async def close(self) -> None:
         """As in the contract."""
