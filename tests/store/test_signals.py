@@ -183,3 +183,28 @@ async def test_a_sender_without_a_server_stops_in_bounded_time() -> None:
     async with asyncio.timeout(WAIT_S):
         await signaller.close()
         await signaller.close()
+
+
+async def test_own_waiters_are_woken_by_the_commit_itself(database: Database, dsn: str, sessions: Sessions) -> None:
+    """At once, also while nobody listens; and once: the NOTIFY, which others hear, is passed over when it comes back."""
+    listener = await sessions.open(autocommit=True)
+    await listener.execute(f"LISTEN {CHANNEL}")
+    bus = SignalBus(dsn)
+    database.attach(bus)
+    with bus.subscribe(READY_TOPIC) as ready, bus.subscribe(run_topic("x")) as foreign:
+        await _signal(database, READY)
+        assert await ready.wait(0)
+        await bus.start()
+        try:
+            assert await bus.wait_listening(WAIT_S)
+            assert await ready.wait(WAIT_S)  # whoever waits is woken when listening begins
+            assert await foreign.wait(WAIT_S)
+            await _signal(database, READY)
+            assert await ready.wait(0)
+            assert await _payloads(listener, 2) == [READY.payload()] * 2
+            async with open_database(dsn, min_size=1) as other:
+                await _signal(other, run_signal("x"))
+                assert await foreign.wait(WAIT_S)
+            assert not await ready.wait(0)  # notifications keep their order: the echo came before the other's signal
+        finally:
+            await bus.stop()

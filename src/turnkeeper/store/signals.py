@@ -5,6 +5,9 @@ transaction: PostgreSQL lets only one transaction that has notified commit at a 
 that one waits for the disk; with 16 writers that cost more than half of the throughput. Sent apart, what many commits
 had to say while one NOTIFY was on its way goes out together, once each.
 
+A process also wakes its own waiters, right after the commit and without the way through PostgreSQL (`Signaller.attach`); the
+NOTIFY is for the others, and its echo is passed over.
+
 Any signal may be lost: the sender may die in between, the listening connection may be cut, a process may start later. So
 everybody who waits has a bound on the wait and reads the database after it; and whenever the listening connection comes
 back, every waiter is woken (F04).
@@ -129,9 +132,20 @@ class Signaller:
         self._wanted = asyncio.Event()
         self._sent = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._bus: SignalBus | None = None
+        self.backend_pid: int | None = None
+
+    def attach(self, bus: "SignalBus") -> None:
+        """Wake the waiters of `bus`, which lives in this event loop, at once."""
+        self._bus = bus
+        bus.hear(self)
 
     def publish(self, signals: Iterable[Signal]) -> None:
         """Send these soon. Never waits and never fails."""
+        signals = tuple(signals)
+        if self._bus is not None:
+            for signal in signals:
+                self._bus.wake(signal.topic)
         self._outbox.update(dict.fromkeys(signals))
         if not self._outbox:
             return
@@ -157,6 +171,7 @@ class Signaller:
         while True:
             try:
                 async with await _connect(self._dsn, "turnkeeper signaller") as connection:
+                    self.backend_pid = connection.info.backend_pid
                     while True:
                         await self._wanted.wait()
                         await self._send(connection)
@@ -196,6 +211,11 @@ class SignalBus:
         self._subscriptions: dict[Topic, set[Subscription]] = {}
         self._task: asyncio.Task[None] | None = None
         self._listening = asyncio.Event()
+        self._own: Signaller | None = None
+
+    def hear(self, own: Signaller) -> None:
+        """`own` wakes our waiters by itself: what it notifies comes back as an echo, which is passed over."""
+        self._own = own
 
     async def start(self) -> None:
         """Start listening. Does not wait for the connection: without it everything still works, by the bounds of waits."""
@@ -245,7 +265,8 @@ class SignalBus:
         with self.subscribe(topic) as subscription:
             return await subscription.wait(timeout_s)
 
-    def _wake(self, topic: Topic) -> None:
+    def wake(self, topic: Topic) -> None:
+        """Wake whoever waits for `topic` in this process."""
         for subscription in self._subscriptions.get(topic, ()):
             subscription.wake()
 
@@ -274,9 +295,11 @@ class SignalBus:
     async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
         while True:
             async for notification in connection.notifies(timeout=_PROBE_INTERVAL_S):
+                if self._own is not None and notification.pid == self._own.backend_pid:
+                    continue
                 signal = parse(notification.payload)
                 if signal is not None:
-                    self._wake(signal.topic)
+                    self.wake(signal.topic)
             # A connection that is dead without a word looks like a quiet one: ask.
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
                 await connection.execute("SELECT 1")

@@ -25,7 +25,7 @@ from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.outside import open_transaction, transaction_open
 from turnkeeper.store.errors import DatabaseUnavailable, is_retryable, translate
 from turnkeeper.store.locks import HeldLocks, LockObserver
-from turnkeeper.store.signals import Signal, Signaller
+from turnkeeper.store.signals import Signal, SignalBus, Signaller
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -229,6 +229,10 @@ class Database:
         with self._measured(name):
             return await self._over_dead_connections(lambda: self._read_once(name, work))
 
+    def attach(self, bus: SignalBus) -> None:
+        """Signals of this database's commits wake the waiters of `bus`, which lives in this event loop, at once."""
+        self._signaller.attach(bus)
+
     def pool_stats(self) -> dict[str, int]:
         """The pool's numbers: `pool_size`, `pool_available`, `requests_waiting`, and more as psycopg names them."""
         return self._pool.get_stats()
@@ -345,4 +349,6 @@ class Database:
                     await result
             except Exception as error:
                 # The transaction is committed: its caller must hear so, whatever became of an effect that may be lost.
-                _log.exception("after_commit_failed", transaction=name, error=type(error).__name__)
+                # Its message may hold anything (E-02), so only its class and whose effect it was are told.
+                effect = getattr(callback, "__qualname__", type(callback).__name__)
+                _log.error("after_commit_failed", transaction=name, effect=effect, error=type(error).__name__)
