@@ -47,7 +47,7 @@ class Owner:
         cursor: str | None = None
         while True:
             params: dict[str, Any] = {"limit": limit, **({} if cursor is None else {"cursor": cursor})}
-            page = self.good("GET", path, params=params)
+            page = self.good("GET", path, params=params, headers={"Accept": "application/json"})
             yield page["items"]
             cursor = page["next"]
             if cursor is None:

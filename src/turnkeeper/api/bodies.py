@@ -31,9 +31,10 @@ EVERYTHING: Collection[str] = frozenset({"*"})
 async def read_bytes(request: Request, limit: int) -> bytes:
     """The whole body. `ProblemRaised` (413) when it is longer than `limit` bytes."""
     announced = request.headers.get("content-length", "")
-    if announced.isascii() and announced.isdigit() and int(announced[:20]) > limit:
-        await _drain(request)
-        raise _too_large(limit, int(announced[:20]))
+    if announced.isascii() and announced.isdigit() and (size := int(announced[:20])) > limit:
+        if size <= _DRAIN_BYTES_MAX:
+            await _drain(request)
+        raise _too_large(limit, size)
     parts: list[bytes] = []
     size = 0
     while True:
@@ -114,7 +115,13 @@ def _cleaned(value: object, free_text: Collection[str]) -> object:
 
 def _too_large(limit: int, size: int | None) -> ProblemRaised:
     what = "the body" if size is None else f"the body of {size} bytes"
-    return ProblemRaised(ProblemCode.TOO_LARGE, f"{what} is larger than {limit} bytes", extra={"limit_bytes": limit})
+    # What is still on its way must not be taken for the next request.
+    return ProblemRaised(
+        ProblemCode.TOO_LARGE,
+        f"{what} is larger than {limit} bytes",
+        extra={"limit_bytes": limit},
+        headers={"connection": "close"},
+    )
 
 
 async def _drain(request: Request) -> None:

@@ -1,8 +1,10 @@
 """What stands around every part: the name under which we are asked, the last answer to a defect, and the measuring."""
 
+import re
 from collections.abc import Collection
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,6 +16,7 @@ from turnkeeper.kit.clock import system_clock
 from turnkeeper.kit.ids import new_id
 from turnkeeper.kit.log import get_logger
 
+_PORT = re.compile(r":[0-9]{0,5}$")
 _ANSWERED = "turnkeeper.answered_failure"
 
 _log = get_logger("api.guard")
@@ -65,6 +68,8 @@ class _Guarded:
 def failure_response(failure: Exception, scope: Scope, metrics: Metrics) -> Response:
     """The answer to an exception that nobody expected, which is logged here, once, and never shown."""
     scope[_ANSWERED] = failure
+    if isinstance(failure, ClientDisconnect):
+        return problem_response(ProblemCode.BAD_REQUEST, "the client left before its request was whole")  # to nobody
     if is_outage(failure):
         _log.warning("database_unavailable", route=route_template(scope), exception=type(failure).__name__)
         return problem_response(
@@ -110,7 +115,7 @@ def route_template(scope: Scope) -> str:
 def check_host(scope: Scope, allowed: Collection[str]) -> None:
     """`ProblemRaised` where the request names another host: a page elsewhere may have made its name point here."""
     value = next((v for k, v in scope["headers"] if k == b"host"), b"").decode("latin-1")
-    name = value[: value.index("]") + 1] if value.startswith("[") and "]" in value else value.partition(":")[0]
+    name = _PORT.sub("", value)
     if name.lower() not in allowed:
         names = ", ".join(sorted(allowed))
         raise ProblemRaised(

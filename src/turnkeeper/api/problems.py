@@ -36,7 +36,7 @@ STATUS: Mapping[ProblemCode, int] = {
     ProblemCode.PROMPT_TOO_LARGE: 413,
     ProblemCode.WORKDIR_HELD: 409,
     ProblemCode.INVALID_WORKDIR: 422,
-    ProblemCode.QUEUE_FULL: 429,
+    ProblemCode.QUEUE_FULL: 409,
     ProblemCode.CONVERSATION_BUSY: 409,
     ProblemCode.CONVERSATION_CLOSED: 409,
     ProblemCode.CONVERSATION_LOST: 409,
@@ -134,8 +134,8 @@ def shown(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` without line breaks and other controls, and not longer than a line should be."""
-    line = "".join(c if c.isprintable() else " " for c in clean(text))
+    """`text` without line breaks, other controls and our secrets, and not longer than a line should be."""
+    line = "".join(c if c.isprintable() else " " for c in redact_text(clean(text)))
     return line if len(line) <= _DETAIL_MAX else line[: _DETAIL_MAX - 1] + "…"
 
 

@@ -1,0 +1,172 @@
+"""Who may do what: keys, sessions, roles, other people's things, and names under which the server is asked."""
+
+import socket
+
+import httpx2
+import pytest
+
+from api.world import World, problem
+from turnkeeper.kit.ids import new_id, new_secret
+
+UNAUTHORIZED = [
+    {},
+    {"Authorization": ""},
+    {"Authorization": "Bearer"},
+    {"Authorization": "Basic dGs6eA=="},
+    {"Authorization": "Bearer tk_wrong"},
+    {"Authorization": "Bearer " + "x" * 5000},
+    {"Authorization": "Bearer a b"},
+    {"Cookie": "turnkeeper=tk_x"},
+]
+
+
+def test_without_a_good_key_nothing_opens(world: World) -> None:
+    """401 with the way in, whatever is wrong with the key; the same for every route."""
+    for headers in UNAUTHORIZED:
+        for method, path in (
+            ("GET", "/v1/me"),
+            ("POST", "/v1/conversations"),
+            ("GET", "/v1/runs"),
+            ("GET", f"/v1/runs/{new_id()}/events"),
+            ("POST", "/v1/admin/users"),
+        ):
+            answer = world.client().request(method, path, headers=headers, json={} if method == "POST" else None)
+            problem(answer, 401, "unauthorized")
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_a_revoked_key_opens_nothing_at_once(world: World) -> None:
+    """No cache keeps a key alive. A key is shown once, and its prefix afterwards."""
+    made = world.owner.good("POST", "/v1/keys", {"name": "laptop"})
+    with_key = world.client(made["key"])
+    for _ in range(3):
+        assert with_key.get("/v1/me").json()["name"] == "ada"
+    listed = world.owner.good("GET", "/v1/keys")["items"]
+    assert made["id"] in {one["id"] for one in listed}
+    assert made["key"] not in str(listed)
+    assert world.owner.http.delete(f"/v1/keys/{made['id']}").json()["revoked_at"]
+    problem(with_key.get("/v1/me"), 401, "unauthorized")
+    assert world.owner.http.delete(f"/v1/keys/{made['id']}").status_code == 200
+
+
+def test_other_peoples_things_are_not_there(world: World) -> None:
+    """404 for somebody else's ids, the same as for ids that do not exist and for what is no id (F14)."""
+    run = world.turn("x")
+    key = world.owner.good("POST", "/v1/keys", {"name": "k"})
+    eve = world.add_owner("eve", role="owner").http
+    odd = [
+        new_id(),
+        "x",
+        "%2e%2e",
+        "..%2f..%2fetc%2fpasswd",
+        "~",
+        "a" * 300,
+        "x;touch%20y",
+        "%00",
+        "%ff",
+        "v2..v3",
+    ]
+    for thread_id in (run["thread_id"], *odd):
+        one = f"/v1/conversations/{thread_id}"
+        for method, path in (
+            ("GET", one),
+            ("DELETE", one),
+            ("GET", one + "/messages"),
+            ("GET", one + "/runs"),
+            ("GET", one + "/events"),
+        ):
+            assert _request(world, eve, method, path).status_code in (404, 405), (method, path)
+        answer = _request(world, eve, "POST", one + "/messages", {"text": "hi"})
+        assert answer.status_code in (404, 405)
+    for run_id in (run["id"], *odd):
+        for method, path in (
+            ("GET", f"/v1/runs/{run_id}"),
+            ("GET", f"/v1/runs/{run_id}/events"),
+            ("POST", f"/v1/runs/{run_id}/cancel"),
+        ):
+            assert _request(world, eve, method, path).status_code in (404, 405), (method, path)
+    for key_id in (key["id"], *odd):
+        assert _request(world, eve, "DELETE", f"/v1/keys/{key_id}").status_code in (404, 405)
+    assert eve.get("/v1/conversations").json()["items"] == []
+    assert eve.get("/v1/runs").json()["items"] == []
+    assert world.owner.good("GET", f"/v1/runs/{run['id']}")["status"] == "completed"
+
+
+def test_an_owner_is_no_administrator(world: World) -> None:
+    """403 for the admin API and for changing agents; reading agents is for everybody."""
+    eve = world.add_owner("eve", role="owner").http
+    problem(eve.get("/v1/admin/servers"), 403, "forbidden")
+    problem(eve.get("/v1/admin/users"), 403, "forbidden")
+    problem(eve.post("/v1/admin/users", json={"name": "x"}), 403, "forbidden")
+    problem(eve.put("/v1/agents/scripted", json={"name": "scripted", "command": ["sh"]}), 403, "forbidden")
+    problem(eve.delete("/v1/agents/scripted"), 403, "forbidden")
+    assert [one["name"] for one in eve.get("/v1/agents").json()["items"]] == ["scripted"]
+    assert world.owner.good("POST", "/v1/admin/users", {"name": "bob"})["role"] == "owner"
+    problem(world.owner.http.post("/v1/admin/users", json={"name": "bob"}), 409, "conflict")
+    assert (
+        problem(world.owner.http.post("/v1/admin/users", json={"name": "../x"}), 400, "bad_request")["field"] == "name"
+    )
+
+
+def test_a_browsers_session_reads_and_does_not_write(world: World) -> None:
+    """The cookie opens reading routes alone: a browser sends it with requests that other pages made."""
+    run = world.turn("x")
+    browser = world.client(follow_redirects=False)
+    assert browser.get(world.login_link()).status_code == 303
+    assert browser.get("/v1/me").json()["name"] == "ada"
+    assert browser.get(f"/v1/runs/{run['id']}").status_code == 200
+    problem(browser.post("/v1/conversations", json={"agent": "scripted"}), 401, "unauthorized")
+    problem(browser.post(f"/v1/runs/{run['id']}/cancel"), 401, "unauthorized")
+    problem(browser.delete(f"/v1/conversations/{run['thread_id']}"), 401, "unauthorized")
+    problem(browser.patch("/v1/me", json={"language": "zh"}), 401, "unauthorized")
+    browser.cookies.set(f"turnkeeper_{world.server.port}", new_secret("tk_"), domain="127.0.0.1")
+
+
+def test_problems_speak_the_owners_language(world: World) -> None:
+    """The owner's setting decides; before the owner is known, what the browser asks for."""
+    assert world.owner.http.patch("/v1/me", json={"language": "zh"}).json()["language"] == "zh"
+    chinese = problem(world.owner.http.get(f"/v1/runs/{new_id()}"), 404, "not_found")
+    assert chinese["title"] == "找不到该内容"
+    run = world.owner.submit(world.owner.conversation()["thread_id"])["run"]
+    assert world.owner.good("POST", f"/v1/runs/{run['id']}/cancel")["error_text"] == "本轮已取消。"
+    asked = world.client().get("/v1/me", headers={"Accept-Language": "fr, zh-CN;q=0.8, en;q=0.5"})
+    assert problem(asked, 401, "unauthorized")["title"] == "需要有效的密钥"
+    assert problem(world.client().get("/v1/me"), 401, "unauthorized")["title"] == "A valid key is needed"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8420", "", "10.0.0.1", "[::1].evil"])
+def test_another_name_is_refused(world: World, host: str) -> None:
+    """A page of another site whose name points here (DNS rebinding) says its own name, and gets nothing."""
+    for path in ("/v1/me", "/conversations", "/login?token=x", "/openapi.json", "/static/style.css"):
+        answer = world.owner.http.get(path, headers={"Host": host})
+        problem(answer, 403, "forbidden")
+    assert world.owner.http.get("/v1/me", headers={"Host": f"LocalHost:{world.server.port}"}).status_code == 200
+
+
+def _request(world: World, client: httpx2.Client, method: str, path: str, body: object = None) -> httpx2.Response:
+    """A request whose path goes out as it is written, percent signs and all."""
+    request = client.build_request(method, world.url, json=body)
+    request.url = request.url.copy_with(raw_path=path.encode())
+    return client.send(request)
+
+
+def test_raw_paths_do_not_leave_their_route(world: World) -> None:
+    """Case: F14. Dots, NULs and broken bytes in the request line: a clean refusal, and the connection's server lives."""
+    for raw in (
+        b"/v1/../../etc/passwd",
+        b"/static/..%2f..%2fapp.py",
+        b"/static/../app.py",
+        b"/\xff\xfe",
+        b"/v1/runs/\x00",
+        b"//",
+        b"*",
+    ):
+        with socket.create_connection(("127.0.0.1", world.server.port), timeout=10) as sock:
+            sock.sendall(b"GET " + raw + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            answer = b""
+            while data := sock.recv(65536):
+                answer += data
+        assert answer[:12] in (b"HTTP/1.1 404", b"HTTP/1.1 400", b"HTTP/1.1 401"), (raw, answer[:200])
+        assert b"Traceback" not in answer
+        assert b"root:" not in answer
+    assert world.owner.http.get("/v1/me").status_code == 200
