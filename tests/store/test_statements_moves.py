@@ -112,7 +112,7 @@ async def test_one_attempt_for_one_claim_id(database: Database, rows: Rows) -> N
             "test",
             lambda tx: attempts.insert_attempt(
                 tx, attempt_id=new_id(), run_id=run, root_run_id=run, host="h", incarnation=incarnation, claim_id=claim,
-                token_hash=digest(new_id()), lease_ttl_s=120, execution_timeout_s=3600, drain_s=60,
+                token_hash=digest(new_id()), lease_ttl_s=120, agent="scripted", execution_timeout_s=3600, drain_s=60,
             ),
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from turnkeeper.services.answers import Refused, RefusedWhy
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
 from turnkeeper.services.current import lock_current
-from turnkeeper.services.leased import LEASE_REFUSED, held, lock_leased, run_leased
+from turnkeeper.services.leased import LEASE_REFUSED, held, lock_leased, refuse, run_leased
 from turnkeeper.store import activations, memberships
 from turnkeeper.store.guards import is_held
 from turnkeeper.store.tx import Tx
@@ -30,7 +30,7 @@ async def abandon(s: Services, worker: Worker, request: Abandon) -> Refused | No
             and named.fence == request.fence
             and named.state == ActivationState.ABANDONED
         ):
-            return None
+            return None if await is_held(tx, leased.lease) else LEASE_REFUSED
         current = await lock_current(tx, leased, request)
         if isinstance(current, Refused):
             return current
@@ -43,9 +43,7 @@ async def abandon(s: Services, worker: Worker, request: Abandon) -> Refused | No
             state="suspended" if leased.run.kind == RunKind.RESUME else "idle",
         )
         if not freed:
-            if not await is_held(tx, leased.lease):
-                return LEASE_REFUSED
-            return Refused(RefusedWhy.ADMITTED, "this turn was admitted")
+            return await refuse(tx, leased, Refused(RefusedWhy.ADMITTED, "this turn was admitted"))
         await held(
             tx,
             leased.lease,

@@ -13,7 +13,7 @@ from turnkeeper.kit.ids import digest, new_id
 from turnkeeper.services.answers import Refused, RefusedWhy
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
-from turnkeeper.services.leased import LEASE_REFUSED, Leased, held, lock_leased, run_leased
+from turnkeeper.services.leased import LEASE_REFUSED, Leased, held, lock_leased, refuse, run_leased
 from turnkeeper.store import activations, attempts, memberships
 from turnkeeper.store.activations import ActivationRow
 from turnkeeper.store.locks import lock_activation, lock_membership, lock_workspace
@@ -35,15 +35,15 @@ async def activate(s: Services, worker: Worker, request: Activate) -> ActivateAn
         if isinstance(leased, Refused):
             return leased
         if leased.run.status != RunStatus.RUNNING:
-            return Refused(RefusedWhy.CANCELLED, "the run was asked to stop")
+            return await refuse(tx, leased, Refused(RefusedWhy.CANCELLED, "the run was asked to stop"))
         if leased.attempt.accepted_at is None:
-            return Refused(RefusedWhy.ACCEPTED, "the turn was not prepared yet")
+            return await refuse(tx, leased, Refused(RefusedWhy.ACCEPTED, "the turn was not prepared yet"))
         workspace = await lock_workspace(tx, leased.run.runtime_scope_id, WorkspaceRow)
         membership = await lock_membership(tx, leased.run.thread_id, MembershipRow)
         if workspace is None or membership is None:
-            return _NOT_USABLE
+            return await refuse(tx, leased, _NOT_USABLE)
         if (workspace.generation, workspace.boot_id) != (request.generation, request.boot_id):
-            return _OTHER_INSTANCE
+            return await refuse(tx, leased, _OTHER_INSTANCE)
         current = await _current(tx, membership)
         mine = current is not None and current.attempt_id == leased.attempt.id
         if mine and current is not None and _is_same(current, request):
@@ -74,13 +74,13 @@ async def _new(
     event = MembershipEvent.ACTIVATED
     if earlier is not None:
         if earlier.state != ActivationState.PREPARING:
-            return Refused(RefusedWhy.ADMITTED, "this turn was admitted already")
+            return await refuse(tx, leased, Refused(RefusedWhy.ADMITTED, "this turn was admitted already"))
         event = MembershipEvent.REACTIVATED
     state = MembershipState(membership.state)
     if isinstance(membership_transition(state, event), MachineRefused):
-        return _NOT_USABLE
+        return await refuse(tx, leased, _NOT_USABLE)
     if (state is MembershipState.SUSPENDED) != (leased.run.kind == RunKind.RESUME) and earlier is None:
-        return _NOT_USABLE
+        return await refuse(tx, leased, _NOT_USABLE)
     if not await attempts.extend(tx, leased.lease):
         return LEASE_REFUSED
     if earlier is not None:

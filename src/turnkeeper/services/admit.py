@@ -11,8 +11,9 @@ from turnkeeper.services.answers import Refused, RefusedWhy
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
 from turnkeeper.services.current import OTHER_ACTIVATION, lock_current
-from turnkeeper.services.leased import LEASE_REFUSED, Leased, held, lock_leased, run_leased
+from turnkeeper.services.leased import LEASE_REFUSED, Leased, held, lock_leased, refuse, run_leased
 from turnkeeper.store import activations, agents, memberships
+from turnkeeper.store.guards import is_held
 from turnkeeper.store.memberships import MembershipRow
 from turnkeeper.store.tx import Tx
 from turnkeeper.wire.worker import AdmissionReceipt, Admit
@@ -30,15 +31,20 @@ async def admit(s: Services, worker: Worker, request: Admit) -> AdmissionReceipt
             return current
         membership, activation = current.membership, current.activation
         if activation.state == ActivationState.ADMITTED and activation.admitted_at is not None:
+            if not await is_held(tx, leased.lease):
+                return LEASE_REFUSED
             return AdmissionReceipt(
                 activation=activation.id, job=leased.run.id, fence=activation.fence, admitted_at=activation.admitted_at
             )
         if leased.run.status != RunStatus.RUNNING:
-            return Refused(RefusedWhy.CANCELLED, "the run was asked to stop before its prompt was sent")
+            stopped = Refused(RefusedWhy.CANCELLED, "the run was asked to stop before its prompt was sent")
+            return await refuse(tx, leased, stopped)
         if activation.state != ActivationState.PREPARING or membership.admitted_job_id is not None:
-            return OTHER_ACTIVATION
+            return await refuse(tx, leased, OTHER_ACTIVATION)
         if not await _is_recorded_session(tx, leased, membership, clean(request.native_session)):
-            return Refused(RefusedWhy.MEMBERSHIP, "the native session is not the recorded one")
+            return await refuse(
+                tx, leased, Refused(RefusedWhy.MEMBERSHIP, "the native session is not the recorded one")
+            )
         admitted_at = await activations.admit(
             tx,
             leased.lease,

@@ -15,7 +15,7 @@ from turnkeeper.services.answers import ClaimsRefused, Gone, Refused, RefusedWhy
 from turnkeeper.services.context import Services
 from turnkeeper.services.leased import must
 from turnkeeper.services.publish import Outbox
-from turnkeeper.store import agents, attempts, hosts, messages, runs
+from turnkeeper.store import attempts, hosts, messages, runs
 from turnkeeper.store.attempts import AttemptRow
 from turnkeeper.store.durability import cluster_matches
 from turnkeeper.store.hosts import HostRow
@@ -66,7 +66,7 @@ def _work(s: Services, host: str, request: ClaimRequest, ttl_s: int) -> Callable
             )
         before = await attempts.find_claim(tx, host=host, incarnation=request.incarnation, claim_id=request.claim_id)
         if before is not None:
-            return await _same_again(s, tx, before)
+            return await _same_again(tx, before)
         known = await hosts.get_host(tx, host)
         if known is None:
             return Refused(RefusedWhy.LEASE, f"host {host} was never heard; send a heartbeat before the first claim")
@@ -77,14 +77,14 @@ def _work(s: Services, host: str, request: ClaimRequest, ttl_s: int) -> Callable
     return work
 
 
-async def _same_again(s: Services, tx: Tx, before: AttemptRow) -> ClaimAnswer | Refused:
+async def _same_again(tx: Tx, before: AttemptRow) -> ClaimAnswer | Refused:
     attempt = await lock_attempt(tx, before.id, AttemptRow)
     token = new_secret("tkw_")
     if attempt is None or not await attempts.refresh_token(tx, before.id, digest(token)):
         return Refused(RefusedWhy.ACCEPTED, "this claim was taken or has ended")
     run = await runs.get_run(tx, attempt.run_id)
     assert run is not None  # noqa: S101 - an attempt's run exists (foreign key)
-    return ClaimAnswer(claim=_claim(run, attempt, token, await _execution_timeout(s, tx, run)))
+    return ClaimAnswer(claim=_claim(run, attempt, token))
 
 
 async def _take(s: Services, tx: Tx, known: HostRow, request: ClaimRequest, ttl_s: int) -> ClaimAnswer:
@@ -99,7 +99,6 @@ async def _take(s: Services, tx: Tx, known: HostRow, request: ClaimRequest, ttl_
     trees = await attempts.trees_of_host(tx, known.name)
     if host is None or not (run.root_run_id in trees or _has_room(host, request, trees)):
         return ClaimAnswer(more=True)
-    timeout_s = await _execution_timeout(s, tx, run)
     must(await runs.mark_claimed(tx, run.id), "claimed run")
     token = new_secret("tkw_")
     attempt = await attempts.insert_attempt(
@@ -112,7 +111,8 @@ async def _take(s: Services, tx: Tx, known: HostRow, request: ClaimRequest, ttl_
         claim_id=request.claim_id,
         token_hash=digest(token),
         lease_ttl_s=ttl_s,
-        execution_timeout_s=timeout_s,
+        agent=run.agent,
+        execution_timeout_s=s.timing.execution_timeout_s,
         drain_s=s.timing.drain_s,
     )
     if attempt is None:
@@ -121,7 +121,7 @@ async def _take(s: Services, tx: Tx, known: HostRow, request: ClaimRequest, ttl_
     outbox = Outbox(s.limits.event_bytes_max)
     outbox.run(run.thread_id, run.id, RunStatus.RUNNING.value, attempt_no=attempt.attempt_no)
     await outbox.flush(tx)
-    return ClaimAnswer(claim=_claim(run, attempt, token, timeout_s))
+    return ClaimAnswer(claim=_claim(run, attempt, token))
 
 
 def _has_room(host: HostRow, request: ClaimRequest, trees: list[str]) -> bool:
@@ -140,12 +140,8 @@ def has_room(host: HostRow, trees: list[str]) -> bool:
     )
 
 
-async def _execution_timeout(s: Services, tx: Tx, run: RunRow) -> float:
-    agent = await agents.execution_timeout_s(tx, run.agent)
-    return s.timing.execution_timeout_s if agent is None else agent
-
-
-def _claim(run: RunRow, attempt: AttemptRow, token: str, timeout_s: float) -> Claim:
+def _claim(run: RunRow, attempt: AttemptRow, token: str) -> Claim:
+    timeout_s = (attempt.execution_deadline - attempt.claimed_at).total_seconds()
     return Claim(
         job=run.id,
         attempt=attempt.id,

@@ -24,7 +24,7 @@ from turnkeeper.store.attempts import AttemptRow
 from turnkeeper.store.events import NewEvent
 from turnkeeper.store.locks import lock_activation, lock_membership
 from turnkeeper.store.memberships import MembershipRow
-from turnkeeper.store.runs import RunRow
+from turnkeeper.store.runs import RunPlace, RunRow
 from turnkeeper.store.tx import Tx
 from turnkeeper.wire.turn import EventKind, Outcome
 
@@ -50,13 +50,12 @@ class LockedTurn:
         return self.tree.target
 
 
-async def lock_turn(tx: Tx, s: Services, run: RunRow, attempt_id: str, *, may_lose: bool = False) -> LockedTurn:
+async def lock_turn(tx: Tx, s: Services, run: RunPlace, attempt_id: str, *, may_lose: bool = False) -> LockedTurn:
     """Ranks 0 to 6. `run` was read without a lock; `may_lose` where the end may make the conversation LOST.
 
     Where the end may raise a cleanup fence, every live run of the scope is locked: a claim is before it, or finds none.
     """
-    conversation = await conversations.get_conversation(tx, run.thread_id)
-    is_ephemeral = conversation is not None and conversation.runtime_policy == "ephemeral" and run.depth == 0
+    is_ephemeral = run.depth == 0 and run.runtime_policy == "ephemeral"
     closing = await begin_closing(tx, s, run.runtime_scope_id, run.uid)
     tree = await lock_tree(tx, run, whole_scope=may_lose or is_ephemeral)
     attempt = tree.attempt_of(run.id)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from turnkeeper.services.answers import Refused, RefusedWhy
-from turnkeeper.services.leased import Leased
+from turnkeeper.services.leased import Leased, refuse
 from turnkeeper.store.activations import ActivationRow
 from turnkeeper.store.locks import lock_activation, lock_membership, lock_workspace
 from turnkeeper.store.memberships import MembershipRow
@@ -29,7 +29,7 @@ async def lock_current(
         await lock_workspace(tx, leased.run.runtime_scope_id)
     membership = await lock_membership(tx, leased.run.thread_id, MembershipRow)
     if membership is None or membership.state != "active" or membership.activation_id != request.activation:
-        return OTHER_ACTIVATION
+        return await refuse(tx, leased, OTHER_ACTIVATION)
     activation = await lock_activation(tx, request.activation, ActivationRow)
     if (
         activation is None
@@ -37,5 +37,5 @@ async def lock_current(
         or activation.fence != request.fence
         or membership.fence != request.fence
     ):
-        return OTHER_ACTIVATION
+        return await refuse(tx, leased, OTHER_ACTIVATION)
     return Current(membership, activation)

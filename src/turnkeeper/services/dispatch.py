@@ -42,24 +42,30 @@ async def lock_line(tx: Tx, scope: str, uid: str) -> OwnerRow:
     return owner
 
 
-async def recompute(tx: Tx, scope: str, owner: OwnerRow) -> None:
-    """Set `ready_at` of the scope's waiting runs to what the facts say. Before any event is stored: runs are rank 2."""
+async def recompute(tx: Tx, scope: str, owner: OwnerRow) -> set[str]:
+    """Set `ready_at` of the scope's waiting runs to what the facts say; the ids of those that became ready.
+
+    Before any event is stored: runs are rank 2.
+    """
+    made: set[str] = set()
     waiting = await statements.waiting_runs(tx, scope)
     if not waiting:
-        return
+        return made
     leaving = [run.id for run in waiting if run.is_ready and not _may_start(run, owner_room=True)]
     if leaving:
         await statements.clear_ready(tx, leaving)
     candidates = [run for run in waiting if not run.is_ready and _may_start(run, owner_room=True)]
     if not candidates:
-        return
+        return made
     trees = await statements.trees_of_owner(tx, owner.uid)
     for run in candidates:
         has_room = run.root_run_id in trees or len(trees) < owner.tree_room
         if _may_start(run, owner_room=has_room):
             trees.add(run.root_run_id)
             if await statements.set_ready(tx, run.id, run.provisioner):
+                made.add(run.id)
                 tx.notify(READY)
+    return made
 
 
 def dispatch_others_after(tx: Tx, s: Services, uid: str) -> None:

@@ -69,7 +69,7 @@ async def end_run(
         ),
         f"end of run {run.id}",
     )
-    admitted = await activations.was_admitted(tx, run.id)
+    admitted = True if written else await activations.was_admitted(tx, run.id)
     await messages.set_delivery(tx, run.id, delivery_of(status, admitted, written=written))
     final_message_id = await _store_output(tx, closing, run, output)
     if status is RunStatus.FAILED:

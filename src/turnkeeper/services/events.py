@@ -57,22 +57,29 @@ async def store_batch(s: Services, worker: Worker, request: EventBatch) -> Event
     async def work(tx: Tx) -> EventBatchAnswer | Refused | Invalid:
         attempt = await lock_attempt(tx, worker.attempt_id, AttemptRow)
         lease = Lease(worker.attempt_id, worker.run_id, request.lease_generation)
-        if attempt is None or not await is_held(tx, lease):
+        if attempt is None or not _is_of(attempt, lease):
             return LEASE_REFUSED
         after = attempt.stream_no_last
-        if request.first > after + 1:
+        new = [one for one in prepared if (one.event.stream_no or 0) > after]
+        is_gap = request.first > after + 1
+        if (is_gap or not new) and not await is_held(tx, lease):
+            return LEASE_REFUSED  # nothing will be written that names the lease
+        if is_gap:
             return Invalid(
                 ProblemCode.BAD_REQUEST,
                 "first",
                 f"first is {request.first}; the next event is number {after + 1}",
                 {"next": after + 1},
             )
-        new = [one for one in prepared if (one.event.stream_no or 0) > after]
         if new:
             await _store(tx, s, attempt, lease, new)
         return EventBatchAnswer(next=after + 1 + len(new))
 
     return await run_leased(s, "events", work)
+
+
+def _is_of(attempt: AttemptRow, lease: Lease) -> bool:
+    return (attempt.run_id, attempt.lease_generation, attempt.ended_at) == (lease.run_id, lease.generation, None)
 
 
 def _fault(request: EventBatch) -> Invalid | None:

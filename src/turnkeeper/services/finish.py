@@ -20,7 +20,7 @@ from turnkeeper.services.leased import LEASE_REFUSED, held, run_leased
 from turnkeeper.services.verdict import give_verdict
 from turnkeeper.store import attempts, runs, snapshots
 from turnkeeper.store.events import NewEvent
-from turnkeeper.store.guards import Lease, is_held
+from turnkeeper.store.guards import Lease
 from turnkeeper.store.tx import Tx
 from turnkeeper.wire.turn import EventKind, SnapshotResult
 from turnkeeper.wire.worker import FailureReport, Finish, FinishAnswer
@@ -39,14 +39,14 @@ async def finish(s: Services, worker: Worker, request: Finish) -> FinishAnswer |
     may_lose = code is ErrorCode.SESSION_UNAVAILABLE
 
     async def work(tx: Tx) -> FinishAnswer | Refused:
-        seen = await runs.get_run(tx, worker.run_id)
+        seen = await runs.place_of(tx, worker.run_id)
         if seen is None:
             return LEASE_REFUSED
         turn = await lock_turn(tx, s, seen, worker.attempt_id, may_lose=may_lose)
         lease = Lease(worker.attempt_id, worker.run_id, request.lease_generation)
         if turn.attempt is None:
             return await _answer_again(tx, turn, lease)
-        if not await is_held(tx, lease):
+        if turn.attempt.lease_generation != lease.generation:
             return LEASE_REFUSED
         facts, end = decide(turn, Word.WORKER, status=request.status, code=code)
         outcome = outcome_of(end.event) or AttemptOutcome.FAILED

@@ -1,5 +1,9 @@
 """What the calls of a worker have in common: lock the run and its attempt, then look at the lease (L-11).
 
+The locked rows say whether attempt, generation and state are the right ones. Whether the lease has expired is said by the
+database's clock, in the statement that writes; an answer without a write, or another refusal, asks it with `refuse` or
+`is_held`.
+
 None of them takes the scope lock or ends a run: they change facts of the run that heads its line alone. A refusal is
 answered to the worker, which finishes.
 """
@@ -9,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from turnkeeper.domain.errors import InvariantViolation
+from turnkeeper.domain.run import LEASED, RunStatus
 from turnkeeper.services.answers import Refused, RefusedWhy
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
@@ -25,7 +30,7 @@ LEASE_REFUSED = Refused(RefusedWhy.LEASE, "attempt, lease generation or state di
 
 @dataclass(frozen=True)
 class Leased:
-    """A run and its attempt, locked, with a lease that is held."""
+    """A run and its attempt, locked; the right ones. The lease may have expired: see the module."""
 
     run: RunRow
     attempt: AttemptRow
@@ -33,15 +38,19 @@ class Leased:
 
 
 async def lock_leased(tx: Tx, worker: Worker, generation: int) -> Leased | Refused:
-    """Ranks 2 and 3, then the look."""
+    """Ranks 2 and 3. Refused: another attempt or generation, or the run or the attempt has ended."""
     run = await lock_run(tx, worker.run_id, RunRow)
     attempt = await lock_attempt(tx, worker.attempt_id, AttemptRow)
     if run is None or attempt is None or attempt.run_id != run.id:
         return LEASE_REFUSED
-    lease = Lease(attempt.id, run.id, generation)
-    if not await is_held(tx, lease):
+    if attempt.lease_generation != generation or attempt.ended_at is not None or RunStatus(run.status) not in LEASED:
         return LEASE_REFUSED
-    return Leased(run, attempt, lease)
+    return Leased(run, attempt, Lease(attempt.id, run.id, generation))
+
+
+async def refuse(tx: Tx, leased: Leased, refused: Refused) -> Refused:
+    """`refused`, unless the lease has expired: then that is the answer, because it is final for every call."""
+    return refused if await is_held(tx, leased.lease) else LEASE_REFUSED
 
 
 def must(rows: int, what: str) -> None:

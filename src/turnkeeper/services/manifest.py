@@ -7,8 +7,9 @@ from turnkeeper.kit.text import clean_json
 from turnkeeper.services.answers import Invalid, Refused
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
-from turnkeeper.services.leased import held, lock_leased, run_leased
+from turnkeeper.services.leased import LEASE_REFUSED, lock_leased, run_leased
 from turnkeeper.store import runs
+from turnkeeper.store.guards import is_held
 from turnkeeper.store.tx import Tx
 from turnkeeper.wire.canonical import canonical_sha256
 from turnkeeper.wire.worker import Manifest, ManifestAnswer
@@ -30,10 +31,11 @@ async def record_manifest(s: Services, worker: Worker, request: Manifest) -> Man
         leased = await lock_leased(tx, worker, request.lease_generation)
         if isinstance(leased, Refused):
             return leased
+        if await runs.record_manifest(tx, leased.lease, manifest, computed):
+            return ManifestAnswer(sha256=computed)
         stored = await runs.manifest_sha256(tx, worker.run_id)
-        if stored is None:
-            await held(tx, leased.lease, await runs.record_manifest(tx, leased.lease, manifest, computed), "manifest")
-            stored = computed
+        if stored is None or not await is_held(tx, leased.lease):
+            return LEASE_REFUSED
         return ManifestAnswer(sha256=stored)
 
     return await run_leased(s, "manifest", work)

@@ -13,11 +13,10 @@ from turnkeeper.kit.ids import new_id
 from turnkeeper.services.answers import Refused, RefusedWhy, Rejected
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
-from turnkeeper.services.leased import LEASE_REFUSED, Leased, lock_leased, run_leased
+from turnkeeper.services.leased import Leased, LeaseEnded, lock_leased, refuse, run_leased
 from turnkeeper.services.spec import build_spec
 from turnkeeper.store import agents, attempts, conversations, hosts, memberships, relations, runs, workspaces
 from turnkeeper.store.conversations import ConversationRow
-from turnkeeper.store.guards import is_held
 from turnkeeper.store.locks import lock_membership, lock_workspace
 from turnkeeper.store.memberships import MembershipRow
 from turnkeeper.store.tx import Tx
@@ -33,11 +32,9 @@ async def prepare(s: Services, worker: Worker, request: Prepare) -> ExecutionSpe
         if isinstance(leased, Refused):
             return leased
         if leased.run.status != RunStatus.RUNNING:
-            return Refused(RefusedWhy.CANCELLED, "the run was asked to stop")
+            return await refuse(tx, leased, Refused(RefusedWhy.CANCELLED, "the run was asked to stop"))
         if not await attempts.accept(tx, leased.lease, request.worker):
-            if not await is_held(tx, leased.lease):
-                return LEASE_REFUSED
-            return Refused(RefusedWhy.ACCEPTED, "another worker has taken this turn")
+            return await refuse(tx, leased, Refused(RefusedWhy.ACCEPTED, "another worker has taken this turn"))
         conversation = await conversations.get_conversation(tx, leased.run.thread_id)
         if conversation is None:
             return Rejected(ErrorCode.INVALID_RUNTIME_SCOPE, "the run's conversation does not exist")
@@ -47,7 +44,7 @@ async def prepare(s: Services, worker: Worker, request: Prepare) -> ExecutionSpe
         definition = await _definition(tx, leased)
         if isinstance(definition, Rejected):
             return definition
-        place = await _place(tx, worker, leased)
+        place = await _place(tx, worker, leased, conversation)
         if isinstance(place, Rejected | Refused):
             return place
         workspace, membership = place
@@ -95,30 +92,40 @@ async def _definition(tx: Tx, leased: Leased) -> tuple[AgentDefinition, str] | R
     return definition, row.sha256
 
 
-async def _place(tx: Tx, worker: Worker, leased: Leased) -> tuple[WorkspaceRow, MembershipRow] | Rejected | Refused:
+async def _place(
+    tx: Tx, worker: Worker, leased: Leased, conversation: ConversationRow
+) -> tuple[WorkspaceRow, MembershipRow] | Rejected | Refused:
     """The scope's shared workspace and the conversation's membership, made at the first prepare, locked."""
     run = leased.run
     host = await hosts.get_host(tx, worker.host)
     if host is None:
         return Rejected(ErrorCode.SANDBOX_UNAVAILABLE, f"host {worker.host} is not known")
-    provisioner = await conversations.fix_provisioner(tx, run.runtime_scope_id, host.provisioner)
+    is_root = conversation.thread_id == run.runtime_scope_id
+    provisioner = conversation.provisioner if is_root else None
+    if provisioner is None:
+        provisioner = await conversations.fix_provisioner(tx, run.runtime_scope_id, host.provisioner)
     if provisioner is None or provisioner != host.provisioner:
         return Rejected(ErrorCode.SANDBOX_UNAVAILABLE, "the scope's sandbox is at another provisioner than this host's")
-    await runs.set_run_provisioner(tx, run.id, provisioner)
-    await workspaces.create_workspace(
-        tx,
-        leased.lease,
-        workspace_id=new_id(),
-        uid=run.uid,
-        runtime_scope_id=run.runtime_scope_id,
-        provisioner=provisioner,
-        sandbox_id=sandbox_id(run.uid, run.runtime_scope_id),
-    )
+    if run.provisioner is None:
+        await runs.set_run_provisioner(tx, run.id, provisioner)
     workspace = await lock_workspace(tx, run.runtime_scope_id, WorkspaceRow)
-    await memberships.create_membership(
-        tx, leased.lease, membership_id=new_id(), runtime_scope_id=run.runtime_scope_id, thread_id=run.thread_id
-    )
+    if workspace is None:
+        await workspaces.create_workspace(
+            tx,
+            leased.lease,
+            workspace_id=new_id(),
+            uid=run.uid,
+            runtime_scope_id=run.runtime_scope_id,
+            provisioner=provisioner,
+            sandbox_id=sandbox_id(run.uid, run.runtime_scope_id),
+        )
+        workspace = await lock_workspace(tx, run.runtime_scope_id, WorkspaceRow)
     membership = await lock_membership(tx, run.thread_id, MembershipRow)
+    if membership is None:
+        await memberships.create_membership(
+            tx, leased.lease, membership_id=new_id(), runtime_scope_id=run.runtime_scope_id, thread_id=run.thread_id
+        )
+        membership = await lock_membership(tx, run.thread_id, MembershipRow)
     if workspace is None or membership is None:
-        return LEASE_REFUSED  # the creating statements name the lease: it ended meanwhile
+        raise LeaseEnded  # the creating statements name the lease
     return workspace, membership

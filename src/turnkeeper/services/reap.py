@@ -74,7 +74,7 @@ async def reap_one(s: Services, expired: ExpiredAttempt) -> bool:
     """Settle one attempt. False: it was renewed, finished or reaped meanwhile; the closing statement looks again."""
 
     async def work(tx: Tx) -> bool:
-        seen = await runs.get_run(tx, expired.run_id)
+        seen = await runs.place_of(tx, expired.run_id)
         if seen is None:
             return False
         turn = await lock_turn(tx, s, seen, expired.id)
@@ -99,7 +99,7 @@ async def end_gone(s: Services, host: str, run_id: str, attempt_id: str, lease_g
     """End an attempt whose child its own host found gone by pid and start time. False: it is not open any more."""
 
     async def work(tx: Tx) -> bool:
-        seen = await runs.get_run(tx, run_id)
+        seen = await runs.place_of(tx, run_id)
         if seen is None:
             return False
         turn = await lock_turn(tx, s, seen, attempt_id)

@@ -11,9 +11,10 @@ from turnkeeper.services.answers import Invalid, Refused
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
 from turnkeeper.services.current import OTHER_ACTIVATION, Current, lock_current
-from turnkeeper.services.leased import LEASE_REFUSED, Leased, LeaseEnded, held, lock_leased, run_leased
+from turnkeeper.services.leased import LEASE_REFUSED, Leased, LeaseEnded, held, lock_leased, refuse, run_leased
 from turnkeeper.store import activations, memberships, workspaces
 from turnkeeper.store.activations import ActivationRow
+from turnkeeper.store.guards import is_held
 from turnkeeper.store.tx import Tx
 from turnkeeper.wire.turn import Outcome, SettlementReceipt
 from turnkeeper.wire.worker import Settle, SettleAnswer
@@ -30,12 +31,13 @@ async def settle(s: Services, worker: Worker, request: Settle) -> SettleAnswer |
         if isinstance(current, Refused):
             return current
         if current.activation.state == ActivationState.SETTLED:
-            return _recorded(current.activation)
+            # F-06: given again only while the lease is held.
+            return _recorded(current.activation) if await is_held(tx, leased.lease) else LEASE_REFUSED
         if current.activation.state != ActivationState.ADMITTED:
-            return OTHER_ACTIVATION
+            return await refuse(tx, leased, OTHER_ACTIVATION)
         fault = _fault(request.receipt, current)
         if fault is not None:
-            return fault
+            return fault if await is_held(tx, leased.lease) else LEASE_REFUSED
         return await _record(tx, leased, current, request.receipt)
 
     return await run_leased(s, "settle", work)

@@ -1,6 +1,6 @@
 """A message of an owner becomes a waiting run: message, run, events, `ready_at` and wake-up in one transaction."""
 
-from turnkeeper.domain.errors import InvariantViolation, ProblemCode
+from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.domain.run import DeliveryStatus, RunStatus
 from turnkeeper.kit.ids import is_id, new_id
 from turnkeeper.kit.text import clean
@@ -11,8 +11,8 @@ from turnkeeper.services.conversations import NO_CONVERSATION
 from turnkeeper.services.dispatch import lock_line, recompute
 from turnkeeper.services.idempotency import IdempotencyKey, once
 from turnkeeper.services.publish import Outbox
-from turnkeeper.services.views import message_of, run_of
-from turnkeeper.store import conversations, messages, run_views, runs
+from turnkeeper.services.views import message_of, new_run_of
+from turnkeeper.store import conversations, messages, runs
 from turnkeeper.store.tx import Tx
 from turnkeeper.wire.public import NewMessage, Submitted
 
@@ -86,12 +86,9 @@ async def _submit(tx: Tx, s: Services, owner: Owner, thread_id: str, scope: str,
         delivery=DeliveryStatus.QUEUED,
     )
     await conversations.touch_conversation(tx, thread_id)
-    await recompute(tx, scope, locked)
-    view = await run_views.get_view(tx, owner.uid, run.id)
-    if view is None:
-        raise InvariantViolation(f"run {run.id} was inserted and is not there")
+    is_ready = run.id in await recompute(tx, scope, locked)
     outbox = Outbox(s.limits.event_bytes_max)
     outbox.message(thread_id, run.id, message_id=message.id, role=message.role, text=message.text)
-    outbox.run(thread_id, run.id, RunStatus.PENDING.value, ready=view.ready)
+    outbox.run(thread_id, run.id, RunStatus.PENDING.value, ready=is_ready)
     await outbox.flush(tx)
-    return Submitted(message=message_of(message), run=run_of(view, owner))
+    return Submitted(message=message_of(message), run=new_run_of(run, ready=is_ready))

@@ -12,7 +12,7 @@ from turnkeeper.services.ending import Closing, end_run
 from turnkeeper.store import attempts, runs
 from turnkeeper.store.attempts import AttemptRow
 from turnkeeper.store.locks import lock_descendants, lock_open_attempts, lock_root, lock_run, lock_scope_runs
-from turnkeeper.store.runs import RunRow
+from turnkeeper.store.runs import RunPlace, RunRow
 from turnkeeper.store.signals import run_signal
 from turnkeeper.store.tx import Tx
 
@@ -31,7 +31,7 @@ class Tree:
         return next((attempt for attempt in self.attempts if attempt.run_id == run_id), None)
 
 
-async def lock_tree(tx: Tx, run: RunRow, *, whole_scope: bool = False) -> Tree:
+async def lock_tree(tx: Tx, run: RunPlace | RunRow, *, whole_scope: bool = False) -> Tree:
     """Ranks 2 and 3: the run's root, the run, and what is live below it. `run` was read without a lock."""
     if run.root_run_id != run.id:
         await lock_root(tx, run.root_run_id)

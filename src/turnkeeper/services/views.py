@@ -8,6 +8,7 @@ from turnkeeper.store.conversations import ConversationView
 from turnkeeper.store.events import EventRow
 from turnkeeper.store.messages import MessageRow
 from turnkeeper.store.run_views import AttemptView, RunTexts, RunView
+from turnkeeper.store.runs import RunRow
 from turnkeeper.store.snapshots import SnapshotRow
 from turnkeeper.wire.public import AttemptRecord, Conversation, Message, Run, RunDetail, RunSnapshot
 from turnkeeper.wire.turn import ChangeSummary, Event
@@ -68,6 +69,11 @@ def _run_fields(view: RunView, language: Language) -> dict[str, Any]:
 def run_of(view: RunView, owner: Owner) -> Run:
     """A run with its sentence in the owner's language."""
     return Run.model_validate(_run_fields(view, owner.tongue))
+
+
+def new_run_of(row: RunRow, *, ready: bool) -> Run:
+    """A run that was just created: nothing has happened to it yet."""
+    return Run.model_validate({**vars(row), "ready": ready})
 
 
 def run_detail_of(

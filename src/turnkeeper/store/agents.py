@@ -64,13 +64,6 @@ async def remove_agent(tx: Tx, name: str) -> AgentRow | None:
     )
 
 
-async def execution_timeout_s(reader: Reader, name: str) -> float | None:
-    """The agent's own limit for one turn, if its definition has one."""
-    return await reader.fetch_value(
-        "SELECT (definition ->> 'execution_timeout_s')::float8 FROM agents WHERE name = %s", (name,)
-    )
-
-
 async def new_session_per_turn(reader: Reader, name: str) -> bool:
     """Whether each turn of this agent has a native session of its own."""
     return bool(

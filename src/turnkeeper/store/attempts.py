@@ -70,9 +70,11 @@ COLUMNS: Final[LiteralString] = (
 
 async def insert_attempt(
     tx: Tx, *, attempt_id: str, run_id: str, root_run_id: str, host: str, incarnation: str, claim_id: str,
-    token_hash: bytes, lease_ttl_s: int, execution_timeout_s: float, drain_s: float,
+    token_hash: bytes, lease_ttl_s: int, agent: str, execution_timeout_s: float, drain_s: float,
 ) -> AttemptRow | None:  # fmt: skip
     """A new attempt with the next number of its run and the next lease generation of all.
+
+    The agent's own limit for a turn, where its definition has one, takes the place of `execution_timeout_s`.
 
     None: an attempt with this claim id appeared meanwhile (two requests with one claim id at once, D-05).
     """
@@ -82,12 +84,13 @@ async def insert_attempt(
         "SELECT %(id)s, %(run)s, coalesce((SELECT max(attempt_no) FROM attempts WHERE run_id = %(run)s), 0) + 1, "
         "nextval('lease_generations'), %(host)s || '/' || %(incarnation)s, %(claim)s, %(host)s, %(incarnation)s::uuid, "
         "%(root)s, %(hash)s, t.at, %(ttl)s, t.at + make_interval(secs => %(ttl)s), "
-        "t.at + make_interval(secs => %(timeout)s), t.at + make_interval(secs => %(timeout)s + %(drain)s) "
-        "FROM (SELECT tk_now() AS at) t "
+        "t.at + make_interval(secs => t.timeout), t.at + make_interval(secs => t.timeout + %(drain)s) "
+        "FROM (SELECT tk_now() AS at, coalesce((SELECT (definition ->> 'execution_timeout_s')::float8 FROM agents "
+        "WHERE name = %(agent)s), %(timeout)s::float8) AS timeout) t "
         f"ON CONFLICT (host, incarnation, claim_id) DO NOTHING RETURNING {COLUMNS}",
         {
             "id": attempt_id, "run": run_id, "root": root_run_id, "host": host, "incarnation": incarnation,
-            "claim": claim_id, "hash": token_hash, "ttl": lease_ttl_s, "timeout": execution_timeout_s, "drain": drain_s,
+            "claim": claim_id, "hash": token_hash, "ttl": lease_ttl_s, "agent": agent, "timeout": execution_timeout_s, "drain": drain_s,
         },
         as_=AttemptRow,
     )  # fmt: skip

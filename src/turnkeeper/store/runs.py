@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Any, Final, LiteralString
 
 from turnkeeper.store.guards import HELD, Lease
-from turnkeeper.store.locks import Rank, RunPlace
+from turnkeeper.store.locks import Rank
+from turnkeeper.store.locks import RunPlace as PlaceInRank
 from turnkeeper.store.tx import Reader, Tx, jsonb
 
 
@@ -36,6 +37,19 @@ class RunRow:
     ended_at: datetime | None
 
 
+@dataclass(frozen=True)
+class RunPlace:
+    """What never changes of a run and its conversation, so that it may be read before any lock is held."""
+
+    id: str
+    thread_id: str
+    uid: str
+    runtime_scope_id: str
+    root_run_id: str
+    depth: int
+    runtime_policy: str
+
+
 COLUMNS: Final[LiteralString] = (
     "id, thread_id, uid, agent, kind, runtime_scope_id, root_run_id, depth, created_by_run_id, relation_id, status, "
     "cancel_requested_at, error_code, runtime_cleanup_pending, ready_at, provisioner, releases, created_at, "
@@ -63,6 +77,16 @@ async def get_run(reader: Reader, run_id: str) -> RunRow | None:
     return await reader.fetch_one(f"SELECT {COLUMNS} FROM runs WHERE id = %s", (run_id,), as_=RunRow)
 
 
+async def place_of(reader: Reader, run_id: str) -> RunPlace | None:
+    """Where a run belongs."""
+    return await reader.fetch_one(
+        "SELECT r.id, r.thread_id, r.uid, r.runtime_scope_id, r.root_run_id, r.depth, c.runtime_policy "
+        "FROM runs r JOIN conversations c ON c.thread_id = r.thread_id WHERE r.id = %s",
+        (run_id,),
+        as_=RunPlace,
+    )
+
+
 async def prompt_of(reader: Reader, run_id: str) -> str:
     """The prompt."""
     return await reader.fetch_value("SELECT prompt FROM runs WHERE id = %s", (run_id,))
@@ -81,7 +105,7 @@ async def lock_claimable(tx: Tx, *, provisioner: str, any_tree: bool, trees: lis
     `any_tree` False: only runs of `trees`, which the host holds already (protocol 3: rooms are trees). Reads the index
     of ready runs alone.
     """
-    tx.locks.announce(Rank.RUN, None, (RunPlace.TARGET,))
+    tx.locks.announce(Rank.RUN, None, (PlaceInRank.TARGET,))
     row = await tx.fetch_one(
         f"SELECT {COLUMNS} FROM runs WHERE ready_at IS NOT NULL AND (provisioner IS NULL OR provisioner = %s) "
         "AND (%s OR root_run_id = ANY(%s::uuid[])) ORDER BY ready_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED",
