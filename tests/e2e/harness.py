@@ -382,7 +382,11 @@ class Product:
         database = self._database
         if database is None or database.closed:
             database = self._database = _connect(self.dsn)
-        return database.execute(query, params).fetchall()
+        try:
+            return database.execute(query, params).fetchall()
+        except psycopg.OperationalError:  # a server that was killed took the connection with it
+            database = self._database = _connect(self.dsn)
+            return database.execute(query, params).fetchall()
 
     def row(self, query: LiteralString, *params: object) -> dict[str, Any]:
         """The only row."""

@@ -1,0 +1,215 @@
+"""The command line against a running product: what a person types, sees and gets as JSON."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.terminal import Ran, environment, turnkeeper
+from e2e.harness import Product, wait_for
+from turnkeeper.kit.ids import digest, new_id, new_secret
+
+pytestmark = pytest.mark.timeout(150)
+
+Tk = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module", name="product")
+def _product() -> Generator[Product]:
+    with Product() as running:
+        yield running
+
+
+@pytest.fixture
+def tk(product: Product) -> Tk:
+    """The command line of the first owner on this machine."""
+
+    def run(*arguments: str, env: dict[str, str] | None = None, stdin: str = "") -> Ran:
+        where = {"TURNKEEPER_URL": product.url, "TURNKEEPER_DATA": str(product.data.root)}
+        return turnkeeper(*arguments, home=product.root, env={**where, **(env or {})}, stdin=stdin, timeout_s=90)
+
+    return run
+
+
+def parsed(ran: Ran) -> Any:
+    """The one JSON value that a command printed."""
+    assert (ran.status, ran.err) == (0, ""), ran
+    (line,) = ran.out.splitlines()
+    return json.loads(line)
+
+
+def test_a_talk_from_the_first_word_to_the_list_of_runs(tk: Tk) -> None:
+    """Create, chat, show, list, events: for people and as JSON."""
+    conversation = parsed(tk("conversations", "create", "--agent", "scripted", "--workdir", "talk", "--json"))
+    thread = conversation["thread_id"]
+    said = tk("chat", "/write a.txt hello\n/say all done", "--thread", thread)
+    assert said.status == 0, said
+    assert "all done" in said.out
+    assert "a.txt" in said.out
+    lines = tk("chat", "--thread", thread, stdin="first\n\nsecond\n")
+    assert lines.status == 0
+    assert "turn 2, remembering 1 earlier turns: first" in lines.out
+    assert "turn 3, remembering 2 earlier turns: second" in lines.out
+    runs = parsed(tk("runs", "list", "--thread", thread, "--json"))
+    assert [one["status"] for one in runs] == ["completed"] * 3
+    first = runs[-1]["id"]
+    detail = parsed(tk("runs", "show", first, "--json"))
+    assert detail["output"] == "wrote a.txt\nall done"
+    assert [file["path"] for file in detail["snapshot"]["changes"]["files"]] == ["a.txt"]
+    shown = tk("runs", "show", first)
+    assert "completed" in shown.out
+    assert "added" in shown.out
+    events = [json.loads(line) for line in tk("runs", "events", first, "--json").out.splitlines()]
+    assert events[-1]["kind"] == "end"
+    after = [
+        json.loads(line)
+        for line in tk("runs", "events", first, "--json", "--after", str(events[-2]["seq"])).out.splitlines()
+    ]
+    assert [one["kind"] for one in after if one["seq"] is not None] == ["end"]
+    table = tk("runs", "list")
+    assert first in table.out
+    assert thread in tk("conversations", "list").out
+    assert parsed(tk("conversations", "show", thread, "--json"))["native_turn"] == 3
+    assert parsed(tk("conversations", "close", thread, "--json"))["state"] == "closed"
+    closed = tk("chat", "more", "--thread", thread)
+    assert closed.status == 1
+    assert "closed" in closed.one_line()
+
+
+def test_a_turn_that_does_not_complete_is_status_1(tk: Tk) -> None:
+    """What the agent said about it is shown."""
+    ran = tk("chat", "/fail the model is away")
+    assert ran.status == 1
+    assert "Traceback" not in ran.err
+    as_json = tk("chat", "/fail the model is away", "--json")
+    assert as_json.status == 1
+    end = json.loads(as_json.out.splitlines()[-1])
+    assert (end["kind"], end["data"]["status"]) == ("end", "failed")
+
+
+def test_agents_are_listed_shown_added_and_removed(tk: Tk, tmp_path: Path) -> None:
+    """The ready-made ones are there; a missing one is shown with the command that installs it."""
+    listed = {one["name"]: one for one in parsed(tk("agents", "list", "--json"))}
+    assert {"scripted", "vibe", "opencode", "claude", "codex", "gemini"} <= set(listed)
+    assert listed["scripted"]["available"]
+    assert listed["gemini"]["install"].startswith("npm install")
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\ncommand = ["python", "-m", "turnkeeper.agents.scripted"]\ntitle = "My own"\n')
+    assert parsed(tk("agents", "add", str(file), "--json"))["title"] == "My own"
+    assert "My own" in tk("agents", "show", "mine").out
+    assert tk("chat", "hello", "--agent", "mine").status == 0
+    file.write_text('name = "mine"\ncommand = "python"\nnetwork = "wide"\n')
+    refused = tk("agents", "add", str(file))
+    assert refused.status == 1
+    assert "command is 'python'" in refused.err
+    assert "network is 'wide'" in refused.err
+    assert parsed(tk("agents", "remove", "mine", "--json")) == {"removed": "mine"}
+    gone = tk("chat", "hello", "--agent", "mine")
+    assert gone.status == 1
+    assert "mine" in gone.one_line()
+
+
+def test_a_key_opens_until_it_is_revoked(tk: Tk) -> None:
+    """It is shown once; afterwards every command says the same one line."""
+    made = parsed(tk("keys", "create", "laptop", "--json"))
+    env = {"TURNKEEPER_API_KEY": made["key"]}
+    assert tk("runs", "list", env=env).status == 0
+    listed = next(one for one in parsed(tk("keys", "list", "--json")) if one["id"] == made["id"])
+    assert "key" not in listed
+    assert made["key"] not in tk("keys", "list").out
+    assert parsed(tk("keys", "revoke", made["id"], "--json")) == {"revoked": made["id"]}
+    for key in (made["key"], "tk_never-was", made["key"][:-1]):
+        ran = tk("runs", "list", env={"TURNKEEPER_API_KEY": key})
+        assert ran.status == 1
+        assert "key" in ran.one_line().lower()
+        assert key not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("chat", "hello", "--agent", "nobody"), "nobody"),
+        (("chat", ""), "empty"),
+        (("chat", "x" * (1 << 20) + "y"), ""),
+        (("chat", "hello", "--workdir", "../up"), "workdir"),
+        (("chat", "hello", "--thread", "not-an-id"), ""),
+        (("chat", "hello", "--thread", new_id()), ""),
+        (("runs", "show", new_id()), ""),
+        (("runs", "cancel", "../../v1/keys"), ""),
+        (("runs", "events", new_id()), ""),
+        (("conversations", "show", new_id()), ""),
+        (("agents", "show", "no/such"), ""),
+        (("keys", "revoke", new_id()), ""),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_input_is_one_line_and_status_1(arguments: tuple[str, ...], named: str, tk: Tk) -> None:
+    """Unknown agent, empty and oversized prompt, bad Workdir, ids of nothing: the line names what it is about. Case: F14."""
+    if len(arguments) > 1 and len(arguments[1]) > 1 << 17:
+        ran = tk("chat", stdin=f"{arguments[1]}\n")  # more than one word of a command line can hold
+        ran = Ran(ran.status, ran.out, ran.err)
+    else:
+        ran = tk(*arguments)
+    assert ran.status == 1, ran.out[:500] + ran.err[:500]
+    line = ran.one_line()
+    assert line.startswith("error: ")
+    assert "unexpected" not in line
+    assert named in line.lower()
+
+
+def test_what_belongs_to_somebody_else_is_not_there(product: Product, tk: Tk) -> None:
+    """Another owner gets the answer that nobody's id gets; nothing is told about what exists."""
+    thread = product.conversation("scripted", "mine-alone")
+    run_id = product.completed(thread, "/say mine").run.id
+    key = _another_owner(product)
+    env = {"TURNKEEPER_API_KEY": key}
+    for arguments in (
+        ("conversations", "show", thread),
+        ("conversations", "close", thread),
+        ("chat", "hello", "--thread", thread),
+        ("runs", "show", run_id),
+        ("runs", "events", run_id),
+        ("runs", "cancel", run_id),
+        ("runs", "list", "--thread", thread),
+    ):
+        theirs = tk(*arguments, env=env)
+        nobody = tk(*(new_id() if one in (thread, run_id) else one for one in arguments), env=env)
+        assert theirs.status == 1, arguments
+        assert theirs.one_line() == nobody.one_line()
+    assert json.loads(tk("runs", "list", "--json", env=env).out) == []
+    assert product.client.conversation(thread).state == "open"
+    # an owner is no administrator
+    refused = tk("agents", "remove", "scripted", env=env)
+    assert refused.status == 1
+    assert next(one for one in product.client.agents() if one.name == "scripted")
+
+
+def _another_owner(product: Product) -> str:
+    key, uid = new_secret("tk_"), new_id()
+    product.rows("INSERT INTO users (uid, name) VALUES (%s, %s) RETURNING uid", uid, f"other-{uid[-8:]}")
+    product.rows(
+        "INSERT INTO api_keys (id, uid, name, shown_prefix, key_hash) VALUES (%s, %s, 'k', 'tk_', %s) RETURNING id",
+        new_id(), uid, digest(key),
+    )  # fmt: skip
+    return key
+
+
+def test_ctrl_c_during_a_turn_cancels_it(product: Product) -> None:
+    """The turn ends as cancelled, which the command shows and tells by its status."""
+    env = {"TURNKEEPER_URL": product.url, "TURNKEEPER_DATA": str(product.data.root)}
+    command = [sys.executable, "-m", "turnkeeper", "chat", "/run touch begun-here; sleep 60", "--workdir", "ctrl-c"]
+    process = subprocess.Popen(
+        command, env=environment(product.root, env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        wait_for((product.workspace / "ctrl-c" / "begun-here").exists, "the tool runs")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=40)
+    assert process.returncode == 1
+    assert "cancelled" in out
+    assert "Traceback" not in err
