@@ -72,6 +72,10 @@ class Manager:
     async def __aenter__(self) -> Self:
         self.workdir.mkdir(parents=True, exist_ok=True)
         self.spawn()
+        await self._connect()
+        return self
+
+    async def _connect(self) -> None:
         self.http = httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(uds=str(self.socket_path)),
             base_url="http://manager",
@@ -79,7 +83,6 @@ class Manager:
             timeout=30,
         )
         self.boot_id = (await self.state())["boot_id"]
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
@@ -141,9 +144,10 @@ class Manager:
 
     async def restart(self) -> None:
         """Kill it as a crash would, and start another one over the same workspace."""
+        await self.http.aclose()
         self.end()
         self.spawn()
-        self.boot_id = (await self.state())["boot_id"]
+        await self._connect()
 
     def end(self) -> None:
         """SIGKILL; outside of a sandbox its keepers then kill what is below them."""

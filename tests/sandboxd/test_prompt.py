@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 
 from sandboxd.manager import Manager, said, until
 from turnkeeper.kit import ids
@@ -208,3 +209,21 @@ async def test_setup(manager: Manager) -> None:
     answer = (await third.setup(["no-such-command"])).ok()
     assert answer["results"][0]["exit"] == 127
     assert "no-such-command" in answer["results"][0]["output_tail"]
+
+
+async def test_agent_that_left_before_the_prompt(manager: Manager) -> None:
+    """Case: F07. Never delivered: the prompt is refused, the stream tells how it left, and the session is not cut."""
+    first = manager.activation()
+    receipt = (await first.turn("one"))[-1]["receipt"]
+    second = first.next()
+    (await second.take()).ok()
+    (await second.session(recorded=first.recorded(receipt))).ok()
+    os.kill(receipt["agent"]["pid"], 9)
+    (await second.prompt("never seen")).refused(409, "agent_exited")
+    failure = (await second.events())[-1]["failure"]
+    assert (failure["stage"], failure["code"], failure["exit"]) == ("prompt", "agent_exited", -9)
+    assert (await second.call("POST", "/v1/stop")).ok()["evidence"]["prompt_written"] is False
+    third = second.next()
+    (await third.take()).ok()
+    assert (await third.session(recorded=first.recorded(receipt))).ok()["mode"] == "reloaded"
+    assert [line["text"] for line in ledger(manager)] == ["one"]

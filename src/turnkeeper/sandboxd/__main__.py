@@ -8,7 +8,8 @@ _USAGE = "usage: python -I -m turnkeeper.sandboxd --listen-fd N --config-fd M"
 
 def main(arguments: list[str]) -> int:
     """Read the two numbers (argparse would cost 10 ms before the first answer) and serve."""
-    numbers = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    numbers = dict(zip(words[::2], words[1::2], strict=False))
     if set(numbers) != {"--listen-fd", "--config-fd"} or not all(text.isdecimal() for text in numbers.values()):
         sys.stderr.write(f"{_USAGE}\n")
         return 2

@@ -47,6 +47,8 @@ class Activation:
     turn: Turn | None = None
     ending: asyncio.Task[None] | None = None
     """Settles the turn, or says how it failed."""
+    deadline: asyncio.Task[None] | None = None
+    """Waits for the prompt's own deadline."""
     receipt: SettlementReceipt | None = None
     cancel_code: str | None = None
     """Why the manager itself sent `session/cancel`."""

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from turnkeeper import __version__
@@ -34,7 +34,7 @@ class AgentSpec:
 
     command: tuple[str, ...]
     cwd: str
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     permission_rules: tuple[PermissionRule, ...]
     mcp_servers: tuple[dict[str, Any], ...]
     keep_background_processes: bool

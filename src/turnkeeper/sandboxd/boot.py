@@ -37,13 +37,13 @@ class StartRefusedError(Exception):
 
 def run(listen_fd: int, config_fd: int) -> int:
     """Serve until something ends this process; returns only where the start is refused."""
+    harden({listen_fd, config_fd})
     try:
         start = read_config(config_fd)
         sock = adopt_listener(listen_fd)
     except StartRefusedError as error:
         sys.stderr.write(f"sandboxd: {error}\n")
         return EXIT_USAGE
-    harden()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(Boot(start).serve(sock))
     return EXIT_BROKEN
@@ -78,7 +78,7 @@ def adopt_listener(fd: int) -> socket.socket:
     return sock
 
 
-def harden() -> None:
+def harden(needed: set[int]) -> None:
     """What an agent of the same uid must not be able to do to this process, and what the process does for its memory.
 
     Signals from inside reach pid 1 only where it has a handler, so it has none: Python's own for SIGINT is removed.
@@ -87,14 +87,18 @@ def harden() -> None:
     procs.set_non_dumpable()
     if os.getpid() != 1:
         procs.set_child_subreaper()
-    close_inherited()
+    close_inherited(needed)
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(_M_ARENA_MAX, 2)
     mallopt(_M_MMAP_THRESHOLD, 256 * 1024)  # large frames go back to the system as soon as they are done with
 
 
-def close_inherited() -> None:
-    """Stdin is nobody's; stdout would mix into somebody's data."""
+def close_inherited(needed: set[int]) -> None:
+    """Keep what is needed and stderr, for the log. Stdin is nobody's; stdout would mix into somebody's data."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only
+        if int(name) > 2 and int(name) not in needed:
+            with contextlib.suppress(OSError):  # the descriptor of this very listing
+                os.close(int(name))
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from turnkeeper.kit.stop import Deadline
 from turnkeeper.sandboxd.agent import Tail
@@ -21,7 +21,7 @@ class SetupRunner:
 
     reaper: Reaper
     cwd: str
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     tail_bytes: int
     may_start: Callable[[], bool]
     on_keeper: Callable[[Keeper], None]

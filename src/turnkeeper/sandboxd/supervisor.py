@@ -194,17 +194,17 @@ class Supervisor:
             activation.ended = code
         self._switches.disarm(activation.switch)
         async with membership.barrier:
-            deadline = Deadline.after(self._start.limits.barrier_timeout_s)
+            limit_s = self._start.limits.barrier_timeout_s
             try:
-                async with asyncio.timeout(self._start.limits.barrier_timeout_s):
-                    dead = await self._kill(membership, activation, deadline)
-                    for task in (activation.setup, activation.session, activation.prompting, activation.ending):
-                        if task is not None:  # they see that it has ended, or their processes gone, and conclude
-                            await asyncio.wait({task})
+                async with asyncio.timeout(limit_s):
+                    dead = await self._kill(membership, activation, Deadline.after(limit_s))
             except TimeoutError:
                 dead = False
             if not dead:
                 _die("barrier_failed", membership.id)
+            for task in (activation.setup, activation.session, activation.prompting, activation.ending):
+                if task is not None:  # they see that it has ended, or their processes gone, and conclude
+                    await asyncio.wait({task})
         if not activation.log.finished:
             activation.log.finish(failure=TurnEnding.unprompted(activation))
 
@@ -216,8 +216,6 @@ class Supervisor:
         agent = membership.agent
         if agent is not None and idle is None:
             results.append(await agent.kill(deadline))
-            if activation.ending is not None:
-                await asyncio.wait({activation.ending})
             membership.agent = None
         if idle is not None and not idle.spec.keep_background_processes:
             results.append(await idle.keeper.kill_leftovers(deadline))
@@ -341,6 +339,8 @@ class Supervisor:
             await asyncio.to_thread(journal.begun, *fact)
         except JournalWriteError as error:
             return Refused("journal_failed", str(error))
+        turn = Turn(body.run, activation.log, self._start.limits)
+        ending = TurnEnding(self._boot_id, self._switches, membership, activation, agent, turn, journal)
         # While the journal was written a take or a stop may have come, or the agent may have gone.
         agent.hear()
         if not activation.may_start or not agent.usable:
@@ -350,16 +350,16 @@ class Supervisor:
                 await asyncio.to_thread(journal.withdrawn, *fact)
             if not activation.may_start:
                 return Refused("stopped", f"this activation has ended: {activation.end_code}")
+            ending.fail_unwritten()
             return Refused("agent_exited", "the agent had gone before the prompt was written")
-        turn = Turn(body.run, activation.log, self._start.limits)
-        ending = TurnEnding(self._start, self._boot_id, self._switches, membership, activation, agent, turn, journal)
         activation.turn = turn
         activation.prompt_written = True
         first = activation.log.next_n
         agent.prompt(turn, body.text, ending.on_answer)
         membership.publish_mortal()
         if body.deadline_s is not None:
-            _in_background(self._enforce_deadline(membership, activation, turn, body.deadline_s))
+            work = self._enforce_deadline(membership, activation, turn, body.deadline_s)
+            activation.deadline = asyncio.create_task(work)
         return PromptAnswer(first=first)
 
     def _not_promptable(self, membership: Membership, activation: Activation, body: Prompt) -> Refused | None:
@@ -386,7 +386,7 @@ class Supervisor:
         membership.agent.cancel()
         await system_clock.sleep(_CANCEL_GRACE_S)
         if turn.open:
-            await self._end(membership, activation, "execution_timeout")
+            _in_background(self._end(membership, activation, "execution_timeout"))
 
     # reading what came of it
 

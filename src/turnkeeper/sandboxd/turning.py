@@ -16,7 +16,6 @@ from turnkeeper.sandboxd.rpc import AgentGoneError, AgentRefusedError, Answer, A
 from turnkeeper.sandboxd.turn import Turn, outcome_of
 from turnkeeper.sandboxd.updates import word
 from turnkeeper.wire.sandbox import AgentFailure
-from turnkeeper.wire.sandbox_start import SandboxStart
 from turnkeeper.wire.turn import Outcome, SettlementReceipt
 
 _log = get_logger("sandboxd.turn")
@@ -38,7 +37,6 @@ class _Verdict:
 class TurnEnding:
     """Concludes one turn. `on_answer` runs in the very step that read the response: what comes after it is not of this turn."""
 
-    start: SandboxStart
     boot_id: str
     switches: DeadMansSwitches
     membership: Membership
@@ -50,6 +48,8 @@ class TurnEnding:
     def on_answer(self, answer: Answer) -> None:
         """The response came, or the agent went without one."""
         message, message_bytes = self.turn.close()
+        if self.activation.deadline is not None:
+            self.activation.deadline.cancel()
         match answer:
             case Answered(result):
                 verdict = self._told(word(result.get("stopReason")))
@@ -104,6 +104,12 @@ class TurnEnding:
 
     async def _fail(self) -> None:
         await self._conclude_failed(ErrorCode.AGENT_EXITED, "")
+
+    def fail_unwritten(self) -> None:
+        """The agent had gone before the prompt could be written: the stream tells how it left."""
+        self.agent.stage = "prompt"
+        text = "the agent had gone before the prompt was written"
+        self.activation.ending = asyncio.create_task(self._conclude_failed(ErrorCode.AGENT_EXITED, text))
 
     async def _conclude_failed(self, code: str, text: str) -> None:
         ended = self.activation.end_code
