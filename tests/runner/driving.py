@@ -15,7 +15,7 @@ from turnkeeper.runner.worker import Worker
 from turnkeeper.wire.worker import Claim
 
 FAST = Timing(
-    control_timeout_s=1,
+    control_timeout_s=3,
     heartbeat_retry_delay_s=0.05,
     receipt_delay_s=0.05,
     receipt_timeout_s=0.5,

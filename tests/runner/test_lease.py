@@ -13,6 +13,8 @@ from turnkeeper.kit.clock import ManualClock
 
 BESIDE = ("heartbeat", "signals", "mark", "feed", "events", "events_stream")
 DEFAULTS = Timing()
+OLD_CADENCE = Timing(heartbeat_retry_delay_s=20)
+"""Requests at 30, 60, 90 and 120 s only, as it was before L-04: a failure at its 10 s timeout, then 20 s of nothing."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,51 @@ def test_failed_renewals_leave_by_the_schedule_until_the_lease_is_over(
     assert peers.of("finish") == []
 
 
+class RecoversAt(Behaviour):
+    """Every read runs into its timeout until the clock says `at`; from then on all is well."""
+
+    def __init__(self, clock: ManualClock, at: float) -> None:
+        self._clock = clock
+        self._at = at
+
+    def respond(self, handler: Handler, usual: Callable[[], Reply]) -> None:
+        behaviour = Hangs() if self._clock.monotonic() < self._at else Behaviour()
+        behaviour.respond(handler, usual)
+
+
+@pytest.mark.parametrize(
+    ("recovers_at", "timing", "kept"),
+    [
+        (0, DEFAULTS, True),
+        (100, DEFAULTS, True),
+        (105, DEFAULTS, True),
+        (105, OLD_CADENCE, False),
+    ],
+    ids=["healthy", "recovers at 100 s", "recovers at 105 s", "the cadence of old"],
+)
+def test_a_silent_turn_of_six_minutes_outlives_an_outage(
+    peers: Peers, clock: ManualClock, recovers_at: float, timing: Timing, *, kept: bool
+) -> None:
+    """Proves: L-13. Real heartbeat thread, stream loop and HTTP client; the last case shows that the test can fail.
+
+    It reproduces a mechanism, not the cause of a past incident.
+    """
+    peers.on_prompt = stay_silent
+    peers.always["heartbeat"] = RecoversAt(clock, clock.monotonic() + recovers_at)
+    driven = drive(peers, timing, clock)
+    peers.wait_for("prompt")
+    passed = pass_time(driven, clock, peers, 360, step_s=1)
+    if kept:
+        assert passed == 360
+        peers.settle_turn()
+        assert driven.wait() == 0
+        assert peers.of("finish")[0].body["status"] == "completed"
+    else:
+        assert passed == 120
+        assert driven.wait() == 3
+        assert peers.of("finish") == []
+
+
 @pytest.mark.parametrize("status", [409, 410, 401, 403, 404])
 def test_a_refused_renewal_stops_the_agent_and_nothing_more_is_written(
     peers: Peers, clock: ManualClock, silent: Driven, status: int
@@ -194,5 +241,4 @@ def test_the_lease_that_activate_renews_is_counted_from_its_first_send(peers: Pe
     peers.wait_for("prompt")
     assert driven.worker.lease.last_confirmed_sent_at == began
     peers.settle_turn()
-    peers.closing.set()
-    driven.thread.join(20)
+    assert driven.wait() == 0

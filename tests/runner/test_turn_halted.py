@@ -1,6 +1,7 @@
 """A turn that is cancelled or runs out of time, at every stage (L-10; columns 2 and 4 of protocol.md section 4)."""
 
 import dataclasses
+import time
 
 import pytest
 
@@ -94,11 +95,11 @@ def test_an_agent_that_ignores_a_cancel_is_stopped_after_the_grace(peers: Peers,
     peers.on["cancel"].append(answer)
     driven = drive(peers)
     peers.wait_for("prompt")
+    asked_at = time.monotonic()
     cancel(peers)
-    asked = peers.wait_for("cancel")
     assert driven.wait() == 0
     (stop,) = peers.of("stop")
-    assert FAST.cancel_grace_s <= stop.at - asked.at + 0.05 < FAST.cancel_grace_s + 1
+    assert FAST.cancel_grace_s <= stop.at - asked_at < FAST.cancel_grace_s + 10
     names = peers.names(without=BESIDE)
     assert names[names.index("prompt") :] == ["prompt", "cancel", "stop", "finish"]
     finish = peers.of("finish")[0].body

@@ -1,11 +1,11 @@
 """Each step refused, cut, or left without an answer: what follows, and what never does (column 4 of protocol.md section 4)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from runner.driving import run_turn
+from runner.driving import FAST, run_turn
 from runner.peers import Behaviour, Cuts, Handler, Hangs, Peers, Refuses, Reply, problem
 
 BESIDE = ("heartbeat", "signals", "mark", "feed", "events", "events_stream")
@@ -85,7 +85,7 @@ def test_a_step_without_an_answer_is_asked_for_again(peers: Peers, step: str, wa
 def test_a_control_plane_that_hangs_is_asked_again(peers: Peers, step: str) -> None:
     """Proves: F-04 (a timeout is a transport failure)."""
     with_setup(peers).on[step].append(Hangs(done=True))
-    assert run_turn(peers) == 0
+    assert run_turn(peers, replace(FAST, control_timeout_s=0.7)) == 0
     assert peers.of("finish")[0].body["status"] == "completed"
     assert len(peers.of(step)) == 2
 

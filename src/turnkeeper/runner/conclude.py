@@ -28,8 +28,6 @@ STOP_TIMEOUT_S: Final = 10.0
 SNAPSHOT_TIMEOUT_S: Final = 30.0
 """Above the 20 s that a snapshot may take, so that its own answer is the one that counts."""
 EVENT_TIMEOUT_S: Final = 10.0
-FLUSH_S: Final = 30.0
-FLUSH_FAILED_S: Final = 5.0
 _STOP_TRIES: Final = 3
 _OVER_STATUSES: Final = frozenset({404, 409, 410})
 
@@ -59,7 +57,7 @@ class Conclusion:
         self._progress.stage = Stage.SETTLE
         settled = self._record(receipt)
         snapshot = self._snapshot(settled)
-        self._flush(FLUSH_S)
+        self._flush(self._worker.timing.control_timeout_s)
         self._add_event(
             EventKind.SHARED_WORKSPACE_SETTLED,
             {
@@ -99,7 +97,7 @@ class Conclusion:
             # Given back, a membership whose session is gone would fail the next turn again: `finish` ends it (section 7).
             self._abandon(stopped)
         if self._pump is not None:
-            self._flush(FLUSH_FAILED_S)
+            self._flush(self._worker.timing.control_timeout_s / 3)
         self._report(failure)
         return self._finish(status, failure, None)
 
