@@ -75,7 +75,7 @@ def converse(
         on_turn(number, what, text)
         report.turns.append(_turn(client, conversation.thread_id, text, on_event, clock))
     workdir = workspace(client.me().uid) / conversation.workdir
-    report.broken = list(_broken(report.turns, workdir))
+    report.broken = broken_promises(report.turns, workdir)
     return report
 
 
@@ -96,7 +96,8 @@ def _turn(
     return TurnReport(client.run(run_id), first_text_ms, took_ms, said, output)
 
 
-def _broken(turns: list[TurnReport], workdir: Path) -> list[str]:
+def broken_promises(turns: list[TurnReport], workdir: Path) -> list[str]:
+    """One line for each promise of the demo that did not hold; `workdir` is looked at on this machine."""
     lines: list[str] = []
     for number, turn in enumerate(turns, start=1):
         run = turn.run
