@@ -12,23 +12,28 @@ REPAIR_S = 2.0
 
 
 async def wait_for_work(s: Services, host: str, *, wait_s: float) -> Work:
-    """Returns as soon as a ready run exists that this host could take, at the latest after `wait_s`."""
+    """Returns as soon as a ready run exists that this host could take, at the latest after `wait_s`.
+
+    A signal is passed on as it comes to a host that has room: a look before the claim would only make the turn wait.
+    """
     end = s.clock.monotonic() + min(max(wait_s, 0.0), WORK_WAIT_S_MAX)
 
-    async def look(reader: Reader) -> bool:
+    async def look(reader: Reader) -> tuple[bool, bool]:
+        """Whether there is work, and whether there is room for another tree."""
         known = await hosts.get_host(reader, host)
         if known is None:
-            return False
+            return False, False
         trees = await attempts.trees_of_host(reader, host)
-        return await runs.any_claimable(
-            reader, provisioner=known.provisioner, any_tree=has_room(known, trees), trees=trees
-        )
+        room = has_room(known, trees)
+        return await runs.any_claimable(reader, provisioner=known.provisioner, any_tree=room, trees=trees), room
 
     with s.bus.subscribe(READY_TOPIC) as woken:
         while True:
-            if await s.db.read("work", look):
+            work, room = await s.db.read("work", look)
+            if work:
                 return Work(maybe=True)
             left = end - s.clock.monotonic()
             if left <= 0:
                 return Work(maybe=False)
-            await woken.wait(min(left, REPAIR_S))
+            if await woken.wait(min(left, REPAIR_S)) and room:
+                return Work(maybe=True)
