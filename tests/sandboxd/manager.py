@@ -298,7 +298,7 @@ class Worker:
 
     async def events(self, after: int = 0, timeout_s: float = 20) -> list[dict[str, Any]]:
         """All of them, to the last line."""
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(patience(timeout_s)):
             return [line async for line in self.lines(after)]
 
     async def turn(self, text: str, **session: Any) -> list[dict[str, Any]]:
@@ -326,8 +326,13 @@ def said(events: Sequence[Mapping[str, Any]]) -> str:
     return "".join(event["data"]["text"] for event in events if event.get("kind") == "text")
 
 
+def patience(s: float) -> float:
+    """A bound that holds on a machine with a core to spare; on one that is overloaded by other things, as much longer."""
+    return s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 async def until(fact: Callable[[], bool], timeout_s: float = 10) -> None:
     """Wait for a fact, bounded."""
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(patience(timeout_s)):
         while not fact():  # noqa: ASYNC110 - facts about other processes have no event
             await asyncio.sleep(0.01)
