@@ -1,6 +1,7 @@
 """Runs one ASGI application on one address until the process is told to stop."""
 
 import contextlib
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,7 +20,13 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: Callable[..., Awaitable[None]], *, shutdown_s: int, lifespan: bool = False) -> Server:
-    """A server that gives open requests `shutdown_s` when it is stopped. Access logs are the application's own."""
+    """A server that gives open requests `shutdown_s` when it is stopped. Access logs are the application's own.
+
+    Call it when everything is composed: what exists by then stays to the end, so that no later garbage collection looks
+    at it (a full one stopped a control plane for 40 to 70 ms).
+    """
+    gc.collect()
+    gc.freeze()
     config = uvicorn.Config(
         app,
         loop="uvloop",
