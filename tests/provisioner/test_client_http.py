@@ -287,3 +287,122 @@ def test_path_values_are_one_segment() -> None:
 def test_token_is_not_shown() -> None:
     """Proves: E-02."""
     assert "tkw_x" not in repr(HttpClient("http://h", token="tkw_x" * 9))
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\nuntil the end", b"until the end"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", b"ok"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", b"ok"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b""),
+        (chunked(b"a", b"b" * 70000, b"c"), b"a" + b"b" * 70000 + b"c"),
+    ],
+)
+async def test_ends_of_an_answer(tcp: tuple[str, socket.socket], answer: bytes, content: bytes) -> None:
+    """RFC 9112: an answer ends by its length, its last chunk, its status, or with the connection."""
+    url, listener = tcp
+    with peer(listener, answering(answer)):
+        async with AsyncHttpClient(url) as client:
+            assert (await client.request("GET", "/a")).content == content
+        with HttpClient(url) as client:
+            assert client.request("GET", "/a").content == content
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 200_000 + b"\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nraw",
+    ],
+)
+async def test_answers_that_are_none(tcp: tuple[str, socket.socket], answer: bytes) -> None:
+    """What is no whole answer is `ConnectionFailed`, and the request may have arrived."""
+    url, listener = tcp
+    with peer(listener, answering(answer)):
+        async with AsyncHttpClient(url) as client:
+            with pytest.raises(ConnectionFailed) as failure:
+                await client.request("POST", "/a", timeout_s=5)
+            assert failure.value.sent
+        with HttpClient(url, timeouts=Timeouts(read=5)) as blocking, pytest.raises(ConnectionFailed):
+            blocking.request("POST", "/a")
+
+
+async def test_more_than_was_asked_for(tcp: tuple[str, socket.socket]) -> None:
+    """What follows an answer is never taken for the next one: the connection is not used again."""
+    url, listener = tcp
+    poisoned = reply(b'{"ok": true}') + reply(b'{"ok": false}')
+    with peer(listener, answering(poisoned, poisoned)):
+        async with AsyncHttpClient(url) as client:
+            for _ in range(3):
+                with contextlib.suppress(ConnectionFailed):
+                    assert (await client.call("GET", "/a", Answer)).ok
+        with HttpClient(url) as blocking:
+            for _ in range(3):
+                with contextlib.suppress(ConnectionFailed):
+                    assert blocking.call("GET", "/a", Answer).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "headers"),
+    [("/a b", {}), ("/a\r\nx: y", {}), ("/a", {"X": "a\r\nEvil: 1"}), ("/a", {"X\n": "a"}), ("/a", {"X": "日"})],
+)
+async def test_nothing_ends_a_line_early(name: str, headers: dict[str, str]) -> None:
+    """Case: F14. A path or header value that could end its line is refused before anything is sent."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with HttpClient(url) as blocking, pytest.raises(ConnectionFailed) as failure:
+            blocking.request("GET", name, headers=headers)
+        assert (failure.value.kind, failure.value.sent) == ("LocalProtocolError", False)
+        async with AsyncHttpClient(url) as client:
+            with pytest.raises(ConnectionFailed) as failure:
+                await client.request("GET", name, headers=headers)
+        assert (failure.value.kind, failure.value.sent) == ("LocalProtocolError", False)
+
+
+def test_connection_that_was_closed_meanwhile(tcp: tuple[str, socket.socket]) -> None:
+    """A kept connection that the peer has closed is noticed before it is used: the call is made on a new one."""
+    url, listener = tcp
+    with peer(listener, answering(reply(b'{"ok": true}'))), HttpClient(url) as client:
+        for _ in range(3):
+            assert client.call("GET", "/a", Answer).ok
+            time.sleep(0.05)  # the peer closes after each answer
+
+
+def test_silence_is_told_from_an_end(tcp: tuple[str, socket.socket]) -> None:
+    """A stream whose peer says nothing for too long is `ReadTimeout`, one that is cut is not."""
+    url, listener = tcp
+
+    def silent(sock: socket.socket) -> None:
+        read_request(sock)
+        sock.sendall(chunked(b"a\n", end=False))
+        sock.recv(1)
+
+    with (
+        peer(listener, silent),
+        HttpClient(url) as client,
+        pytest.raises(ConnectionFailed) as failure,
+        client.stream("GET", "/e", silence_s=0.2) as stream,
+    ):
+        list(stream.lines())
+    assert failure.value.kind == "ReadTimeout"
+
+
+def test_query_is_quoted(tcp: tuple[str, socket.socket]) -> None:
+    """Values of a query cannot add to it."""
+    url, listener = tcp
+    seen: list[bytes] = []
+
+    def serve(sock: socket.socket) -> None:
+        seen.append(read_request(sock).split(b"\r\n")[0])
+        sock.sendall(reply(b"{}"))
+
+    with peer(listener, serve), HttpClient(f"{url}/base/") as client:
+        client.request("GET", "/a", params={"q": "a&b=c d", "n": 1, "flag": True})
+    assert seen == [b"GET /base/a?q=a%26b%3Dc+d&n=1&flag=true HTTP/1.1"]

@@ -61,7 +61,7 @@ async def test_big_bodies_pass_in_pieces(served: Served, sandbox: Sandbox) -> No
         for _ in range(20):
             yield b"x" * 1_000_000
 
-    async with served.client() as http, http.forward("POST", f"{base(sandbox)}/v1/test/echo", pieces(), []) as stream:
+    async with served.client() as http, http.forward("POST", f"{base(sandbox)}/v1/test/echo", pieces(), {}) as stream:
         answer = json.loads(b"".join([chunk async for chunk in stream.chunks()]))
     assert answer["body"] == 20_000_000
 
@@ -85,7 +85,7 @@ async def test_caller_that_leaves_ends_the_call(served: Served, sandbox: Sandbox
     """A caller that goes away, before the answer or in the middle of it, ends the call to the manager at once."""
     async with served.client() as http:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5), http.forward("GET", f"{base(sandbox)}/v1/test/{name}", b"", []) as stream:
+            async with asyncio.timeout(0.5), http.forward("GET", f"{base(sandbox)}/v1/test/{name}", b"", {}) as stream:
                 async for _ in stream.chunks():
                     pass
     async with served.client() as http:

@@ -2,29 +2,25 @@
 
 import contextlib
 import re
-import ssl
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
-from urllib.parse import quote
+from typing import Final, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
 
-import httpx2
 from pydantic import BaseModel, ValidationError
 
 from turnkeeper.client.failures import CallError, ClientError, ConnectionFailed
+from turnkeeper.client.response import Response, TransportError, head_of
 from turnkeeper.domain.errors import InvariantViolation
 from turnkeeper.kit.outside import open_transaction
-from turnkeeper.kit.sockets import unix_address
 from turnkeeper.wire.problem import PROBLEM_MEDIA_TYPE, Problem
 
 ANSWER_BYTES_MAX: Final = 64 << 20
 PROBLEM_BYTES_MAX: Final = 256 << 10
 LINE_BYTES_MAX: Final = 32 << 20
 KEEP_ALIVE_S: Final = 4.0  # below the 5 s after which a server with uvicorn's default closes an idle connection
-CONNECTIONS_MAX: Final = 64
 
-_JSON: Final = "application/json"
 _WORD = re.compile(r"[a-z][a-z_-]*")
 
 A = TypeVar("A", bound=BaseModel)
@@ -35,10 +31,26 @@ Headers = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Address:
-    """Where a peer listens. `socket_path` is set for `unix:`; `base` is the URL that requests are made with."""
+    """Where a peer listens. `socket_path` is set for `unix:`, else host and port are; `prefix` precedes every path."""
 
-    base: str
     socket_path: Path | None = None
+    host: str = ""
+    port: int = 0
+    secure: bool = False
+    prefix: str = ""
+
+    @property
+    def authority(self) -> str:
+        """For the `Host` header."""
+        if self.socket_path is not None:
+            return "unix"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        if self.socket_path is not None:
+            return f"unix:{self.socket_path}"
+        return f"{'https' if self.secure else 'http'}://{self.authority}{self.prefix}"
 
 
 @dataclass(frozen=True)
@@ -49,20 +61,16 @@ class Timeouts:
     connect: float = 5.0
     read: float = 30.0
 
-    def transport(self, read: float | None) -> httpx2.Timeout:
-        """As the transport wants it; `read` None: silence is allowed."""
-        return httpx2.Timeout(connect=self.connect, read=read, write=self.read, pool=self.connect)
-
 
 DEFAULT_TIMEOUTS: Final = Timeouts()
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer."""
+    """A whole answer. Header names are in lower case."""
 
     status: int
-    headers: httpx2.Headers
+    headers: Headers
     content: bytes
 
 
@@ -79,14 +87,18 @@ def parse_address(url: str) -> Address:
         name = url.removeprefix("unix:")
         if not name.startswith("/") or "\0" in name:
             raise ValueError(f"{url!r} is no address: unix: is followed by an absolute path, such as unix:/run/x.sock")
-        return Address("http://unix", Path(name))
+        return Address(Path(name))
+    wrong = ValueError(f"{url!r} is no address; use http://host:port, https://host or unix:/path")
     try:
-        parsed = httpx2.URL(url)
-    except httpx2.InvalidURL as error:
-        raise ValueError(f"{url!r} is no address: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
-        raise ValueError(f"{url!r} is no address; use http://host:port, https://host or unix:/path")
-    return Address(url.rstrip("/"))
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise wrong from None
+    plain = not parts.username and not parts.query and not parts.fragment and url.isprintable() and " " not in url
+    if parts.scheme not in ("http", "https") or not host or not plain:
+        raise wrong
+    secure = parts.scheme == "https"
+    return Address(None, host, port if port is not None else 443 if secure else 80, secure, parts.path.rstrip("/"))
 
 
 def path(template: str, **values: str | int) -> str:
@@ -116,25 +128,35 @@ class ClientBase:
     ) -> None:
         self.address = parse_address(url)
         self.timeouts = timeouts
-        self.headers = {"Accept-Encoding": "identity", **(headers or {})}
+        self.headers = dict(headers or {})
         if token is not None:
             self.headers["Authorization"] = f"Bearer {token}"
-        self.held = contextlib.ExitStack()  # a directory's descriptor, for a socket path that is too long
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.address.socket_path or self.address.base})"
+        return f"{type(self).__name__}({self.address})"
 
-    def transport_options(self) -> dict[str, Any]:
-        """What both transports take. Raises OSError where a long path's directory is not there."""
-        uds = None
-        if self.address.socket_path is not None:
-            uds = self.held.enter_context(unix_address(self.address.socket_path))
-        secure = self.address.base.startswith("https:")
-        context = httpx2.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        limits = httpx2.Limits(
-            max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX, keepalive_expiry=KEEP_ALIVE_S
-        )
-        return {"verify": context, "trust_env": False, "uds": uds, "limits": limits}
+    def whole_request(
+        self, method: str, name: str, body: Body, params: Params | None, headers: Headers | None
+    ) -> bytes:
+        """A request with its body, as it is sent. `TransportError` `LocalProtocolError` where that cannot be."""
+        sent = {**self.headers, **(headers or {})}
+        content = b""
+        if isinstance(body, BaseModel):
+            content = body.model_dump_json().encode()
+            sent.setdefault("Content-Type", "application/json")
+        elif body is not None:
+            content = body
+        if content or method not in ("GET", "DELETE"):
+            sent["Content-Length"] = str(len(content))
+        return self.head(method, name, params, sent) + b"\r\n" + content
+
+    def head(self, method: str, name: str, params: Params | None, headers: Headers) -> bytes:
+        """The head of a request, without its empty line."""
+        target = self.address.prefix + name
+        if params:
+            texts = {key: str(value).lower() if isinstance(value, bool) else value for key, value in params.items()}
+            target += ("&" if "?" in target else "?") + urlencode(texts)
+        return head_of(method, target, self.address.authority, headers.items())
 
 
 def refuse_in_transaction(operation: str) -> None:
@@ -144,25 +166,11 @@ def refuse_in_transaction(operation: str) -> None:
         raise InvariantViolation(f"{operation} called inside the transaction {name}")
 
 
-def request_options(
-    body: Body | AsyncIterator[bytes], headers: Headers | list[tuple[bytes, bytes]] | None
-) -> dict[str, Any]:
-    """What `build_request` takes of a body and further headers."""
-    if isinstance(body, BaseModel):
-        return {"content": body.model_dump_json().encode(), "headers": {"Content-Type": _JSON, **dict(headers or ())}}
-    return {"content": body, "headers": headers}
-
-
 class Departure:
     """Whether any byte of this request may have left."""
 
     def __init__(self) -> None:
         self.sent = False
-
-    def note(self, event: str) -> None:
-        """An event of the transport's trace."""
-        if event == "http11.send_request_headers.started":
-            self.sent = True
 
 
 class LineJoiner:
@@ -205,20 +213,18 @@ def transport_failures(
     """The transport's exceptions as ours. `departure` None: the request is long since sent."""
     try:
         yield
-    except (httpx2.TransportError, httpx2.StreamError, OSError) as error:
-        if isinstance(error, TimeoutError):
-            raise  # the deadline of the whole call, which its owner turns into an answer
+    except TransportError as error:
         sent = departure is None or departure.sent
-        kind = "Interrupted" if interrupted() else type(error).__name__
+        kind = "Interrupted" if interrupted() else error.kind
         raise ConnectionFailed(operation, kind, sent=sent) from error
 
 
-def checked(operation: str, response: httpx2.Response, content: bytes) -> Reply:
+def checked(operation: str, response: Response, content: bytes) -> Reply:
     """The reply, or the refusal that it is."""
-    status = response.status_code
+    status, headers = response.status, response.headers
     if 200 <= status < 300:
-        return Reply(status, response.headers, content)
-    if response.headers.get("content-type", "").partition(";")[0].strip() == PROBLEM_MEDIA_TYPE:
+        return Reply(status, headers, content)
+    if headers.get("content-type", "").partition(";")[0].strip() == PROBLEM_MEDIA_TYPE:
         with contextlib.suppress(ValidationError):
             problem = Problem.model_validate_json(content)
             raise ClientError(
@@ -245,10 +251,10 @@ def parsed(operation: str, reply: Reply, answer: type[A]) -> A:
 class BoundedBody:
     """The pieces of an answer, up to a size that nothing honest reaches."""
 
-    def __init__(self, operation: str, response: httpx2.Response) -> None:
+    def __init__(self, operation: str, status: int) -> None:
         self._operation = operation
-        self._status = response.status_code
-        self._left = ANSWER_BYTES_MAX if response.status_code < 400 else PROBLEM_BYTES_MAX
+        self._status = status
+        self._left = ANSWER_BYTES_MAX if status < 400 else PROBLEM_BYTES_MAX
         self._parts: list[bytes] = []
 
     def add(self, part: bytes) -> None:

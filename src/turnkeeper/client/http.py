@@ -4,19 +4,17 @@
 `http://host:port`, `https://…` and `unix:/path` (also paths longer than a socket address holds). Nothing is ever sent
 twice by itself, no redirect is followed, and no proxy setting of the environment is obeyed.
 
-The timeouts of the transport bound connect, pool, write and each read one by one, so a peer that trickles bytes is never
-timed out by them (L-07). `AsyncHttpClient` also bounds the whole call; a blocking call is ended from another thread by
-`HttpClient.interrupt`, which shuts its socket down.
+Timeouts bound connect, write and each read one by one, so a peer that trickles bytes is never timed out by them (L-07).
+`AsyncHttpClient` also bounds the whole call; a blocking call is ended from another thread by `HttpClient.interrupt`, which
+shuts its socket down.
 """
 
 import asyncio
 import contextlib
-import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from typing import Self, TypeVar
 
-import httpx2
 from pydantic import BaseModel
 
 from turnkeeper.client.base import (
@@ -39,10 +37,12 @@ from turnkeeper.client.base import (
     parsed,
     path,
     refuse_in_transaction,
-    request_options,
     transport_failures,
 )
+from turnkeeper.client.blocking import BlockingConnection
+from turnkeeper.client.evented import EventedConnection, EventedPool
 from turnkeeper.client.failures import CallError, ClientError, ConnectionFailed
+from turnkeeper.client.response import Response
 
 __all__ = [
     "Address",
@@ -61,12 +61,13 @@ __all__ = [
 ]
 
 A = TypeVar("A", bound=BaseModel)
+_IDLE_MAX = 16
 
 
 class AsyncHttpClient(ClientBase):
     """See the module. `async with` it, or call `close`."""
 
-    _client: httpx2.AsyncClient | None = None
+    _pool: EventedPool | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,11 +76,10 @@ class AsyncHttpClient(ClientBase):
         await self.close()
 
     async def close(self) -> None:
-        """Closes every connection. May be called twice."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
-        self.held.close()
+        """Closes every connection that is not in use. May be called twice."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
     async def request(
         self,
@@ -95,11 +95,13 @@ class AsyncHttpClient(ClientBase):
         limit = self.timeouts.call if timeout_s is None else timeout_s
         operation, departure = operation_name(method, name), Departure()
         try:
-            async with (
-                asyncio.timeout(limit),
-                self._open(method, name, body, params, headers, limit, departure) as response,
-            ):
-                content = await _read_async(response, operation)
+            async with asyncio.timeout(limit), self._open(operation, departure) as connection:
+                with transport_failures(operation, departure):
+                    data = self.whole_request(method, name, body, params, headers)
+                    departure.sent = True
+                    connection.send(data)
+                    response = await connection.wait_for_head()
+                    content = await _read_async(operation, connection)
         except TimeoutError as error:
             raise ConnectionFailed(operation, "Timeout", sent=departure.sent) from error
         return checked(operation, response, content)
@@ -138,77 +140,95 @@ class AsyncHttpClient(ClientBase):
         async with contextlib.AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(limit):
-                    opened = self._open(method, name, body, params, headers, silence_s, departure)
-                    response = await held.enter_async_context(opened)
-                    if response.status_code >= 400:
-                        checked(operation, response, await _read_async(response, operation))
+                    connection = await held.enter_async_context(self._open(operation, departure))
+                    with transport_failures(operation, departure):
+                        data = self.whole_request(method, name, body, params, headers)
+                        departure.sent = True
+                        connection.send(data)
+                        response = await connection.wait_for_head()
+                        if response.status >= 400:
+                            checked(operation, response, await _read_async(operation, connection))
             except TimeoutError as error:
                 raise ConnectionFailed(operation, "Timeout", sent=departure.sent) from error
-            yield AsyncStream(operation, response)
+            yield AsyncStream(operation, connection, silence_s)
 
     @contextlib.asynccontextmanager
     async def forward(
-        self, method: str, target: str, content: bytes | AsyncIterator[bytes], headers: Sequence[tuple[bytes, bytes]]
+        self, method: str, target: str, content: bytes | AsyncIterator[bytes], headers: Headers
     ) -> AsyncGenerator["AsyncStream"]:
-        """For a proxy: whatever the status, the answer as it comes, with no bound on silence. Leaving the block closes."""
-        async with self._open(method, target, content, None, list(headers), None, Departure()) as response:
-            yield AsyncStream(operation_name(method, target), response)
+        """For a proxy: whatever the status, the answer as it comes, with no bound on silence. Leaving the block closes.
+
+        A `content` that comes in pieces is sent in chunks, or as it is where `headers` hold its `content-length`.
+        """
+        operation, departure = operation_name(method, target), Departure()
+        async with self._open(operation, departure) as connection:
+            with transport_failures(operation, departure):
+                departure.sent = True
+                if isinstance(content, bytes):
+                    connection.send(self.whole_request(method, target, content, None, headers))
+                else:
+                    chunked = "content-length" not in headers
+                    sent = {**self.headers, **headers, **({"transfer-encoding": "chunked"} if chunked else {})}
+                    head = self.head(method, target, None, sent) + b"\r\n"
+                    await connection.send_pieces(head, content, chunked=chunked)
+                await connection.wait_for_head()
+            yield AsyncStream(operation, connection, None)
 
     @contextlib.asynccontextmanager
-    async def _open(
-        self,
-        method: str,
-        name: str,
-        body: Body | AsyncIterator[bytes],
-        params: Params | None,
-        headers: Headers | list[tuple[bytes, bytes]] | None,
-        read_s: float | None,
-        departure: Departure,
-    ) -> AsyncGenerator[httpx2.Response]:
-        async def trace(event: str, _info: Mapping[str, Any]) -> None:
-            departure.note(event)
-
-        refuse_in_transaction(operation_name(method, name))
-        with transport_failures(operation_name(method, name), departure):
-            if self._client is None:
-                transport = httpx2.AsyncHTTPTransport(**self.transport_options())
-                self._client = httpx2.AsyncClient(transport=transport, headers=self.headers, trust_env=False)
-            request = self._client.build_request(
-                method,
-                self.address.base + name,
-                params=params,
-                timeout=self.timeouts.transport(read_s),
-                extensions={"trace": trace},
-                **request_options(body, headers),
-            )
-            response = await self._client.send(request, stream=True)
+    async def _open(self, operation: str, departure: Departure) -> AsyncGenerator[EventedConnection]:
+        """A connection for one call. Afterwards it is kept if the answer was read to its end, else closed."""
+        refuse_in_transaction(operation)
+        if self._pool is None:
+            self._pool = EventedPool(self.address, self.timeouts.connect)
+        pool = self._pool
+        with transport_failures(operation, departure):
+            connection = await pool.take()
         try:
-            yield response
+            yield connection
         finally:
-            await response.aclose()
+            pool.put(connection)
 
 
 class AsyncStream:
     """The body of an open answer."""
 
-    def __init__(self, operation: str, response: httpx2.Response) -> None:
+    def __init__(self, operation: str, connection: EventedConnection, silence_s: float | None) -> None:
         self.operation = operation
-        self.status = response.status_code
-        self.headers = response.headers
-        self._response = response
+        self.status = connection.response.status
+        self.pairs = connection.response.pairs
+        self._connection = connection
+        self._silence_s = silence_s
+
+    @property
+    def headers(self) -> Headers:
+        """By name in lower case."""
+        return self._connection.response.headers
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives."""
-        with transport_failures(self.operation, None):
-            async for chunk in self._response.aiter_raw():
-                yield chunk
+        while (chunk := await self._read()) is not None:
+            yield chunk
 
     async def lines(self, bytes_max: int = LINE_BYTES_MAX) -> AsyncIterator[bytes]:
         """Whole lines without their newline. A rest without one is dropped: it was cut (a connection that ended early)."""
         joiner = LineJoiner(self.operation, bytes_max)
-        async for chunk in self.chunks():
+        while (chunk := await self._read()) is not None:
             for line in joiner.feed(chunk):
                 yield line
+
+    def abort(self) -> None:
+        """Close the connection at once; whoever reads gets `ConnectionFailed`."""
+        self._connection.abort()
+
+    async def _read(self) -> bytes | None:
+        try:
+            with transport_failures(self.operation, None):
+                if self._silence_s is None:
+                    return await self._connection.read()
+                async with asyncio.timeout(self._silence_s):
+                    return await self._connection.read()
+        except TimeoutError:
+            raise ConnectionFailed(self.operation, "ReadTimeout", sent=True) from None
 
 
 class HttpClient(ClientBase):
@@ -223,9 +243,9 @@ class HttpClient(ClientBase):
         headers: Headers | None = None,
     ) -> None:
         super().__init__(url, token=token, timeouts=timeouts, headers=headers)
-        self._client: httpx2.Client | None = None
         self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
+        self._idle: list[BlockingConnection] = []
+        self._used: set[BlockingConnection] = set()
         self._interrupted = False
 
     def __enter__(self) -> Self:
@@ -235,20 +255,19 @@ class HttpClient(ClientBase):
         self.close()
 
     def close(self) -> None:
-        """Closes every connection. May be called twice. Does not wake a blocked call: `interrupt` does."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
-        self.held.close()
+        """Closes every connection that is not in use. May be called twice. Wakes no blocked call: `interrupt` does."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
     def interrupt(self) -> None:
         """From any thread: every call, those in flight included, ends at once with `ConnectionFailed` `Interrupted`. For good."""
         with self._lock:
             self._interrupted = True
-            sockets, self._sockets = self._sockets, []
-        for sock in sockets:
-            with contextlib.suppress(OSError):  # it was closed in the meantime
-                sock.shutdown(socket.SHUT_RDWR)
+            connections = [*self._used, *self._idle]
+        for connection in connections:
+            connection.shut_down()
 
     def request(
         self,
@@ -262,10 +281,9 @@ class HttpClient(ClientBase):
     ) -> Reply:
         """One call, whole answer. `timeout_s` bounds each wait, not the whole (L-07). Errors as in `AsyncHttpClient.request`."""
         limit = self.timeouts.read if timeout_s is None else timeout_s
-        operation = operation_name(method, name)
-        with self._open(method, name, body, params, headers, limit) as response:
-            content = _read(response, operation, self._interrupt_seen)
-        return checked(operation, response, content)
+        with self._open(method, name, body, params, headers, limit) as stream:
+            content = stream.whole()
+        return checked(stream.operation, stream.response, content)
 
     def call(
         self,
@@ -294,11 +312,10 @@ class HttpClient(ClientBase):
         silence_s: float | None = None,
     ) -> Generator["Stream"]:
         """An answer that is read piece by piece, each awaited for at most `silence_s` (None: no bound; `interrupt` ends it)."""
-        operation = operation_name(method, name)
-        with self._open(method, name, body, params, headers, silence_s) as response:
-            if response.status_code >= 400:
-                checked(operation, response, _read(response, operation, self._interrupt_seen))
-            yield Stream(operation, response, self._interrupt_seen)
+        with self._open(method, name, body, params, headers, silence_s) as stream:
+            if stream.status >= 400:
+                checked(stream.operation, stream.response, stream.whole())
+            yield stream
 
     @contextlib.contextmanager
     def _open(
@@ -309,47 +326,54 @@ class HttpClient(ClientBase):
         params: Params | None,
         headers: Headers | None,
         read_s: float | None,
-    ) -> Generator[httpx2.Response]:
+    ) -> Generator["Stream"]:
+        """One call up to the head of its answer. Afterwards its connection is kept if that was read to its end, else closed."""
         operation, departure = operation_name(method, name), Departure()
-
-        def trace(event: str, info: Mapping[str, Any]) -> None:
-            departure.note(event)
-            if event.startswith("connection.connect_") and event.endswith(".complete"):
-                self._keep(info["return_value"].get_extra_info("socket"))
-
         refuse_in_transaction(operation)
         with transport_failures(operation, departure, self._interrupt_seen):
-            client = self._connect(operation)
-            request = client.build_request(
-                method,
-                self.address.base + name,
-                params=params,
-                timeout=self.timeouts.transport(read_s),
-                extensions={"trace": trace},
-                **request_options(body, headers),
-            )
-            response = client.send(request, stream=True)
+            data = self.whole_request(method, name, body, params, headers)
+            connection = self._take(operation)
+        response = Response()
         try:
-            yield response
+            with transport_failures(operation, departure, self._interrupt_seen):
+                departure.sent = True
+                connection.send(data, self.timeouts.read)
+                while not response.head_complete:
+                    connection.receive(response, read_s)
+            yield Stream(operation, connection, response, read_s, self._interrupt_seen)
         finally:
-            response.close()
+            self._put(connection, reusable=response.complete and response.keep_alive and not response.buffered)
 
-    def _connect(self, operation: str) -> httpx2.Client:
+    def _take(self, operation: str) -> BlockingConnection:
+        connection = self._take_idle()
+        if connection is None:
+            connection = BlockingConnection.open(self.address, self.timeouts.connect)
         with self._lock:
-            if self._interrupted:
-                raise ConnectionFailed(operation, "Interrupted", sent=False)
-            if self._client is None:
-                transport = httpx2.HTTPTransport(**self.transport_options())
-                self._client = httpx2.Client(transport=transport, headers=self.headers, trust_env=False)
-            return self._client
+            self._used.add(connection)
+            interrupted = self._interrupted
+        if interrupted:  # before, or while it connected
+            self._put(connection, reusable=False)
+            raise ConnectionFailed(operation, "Interrupted", sent=False)
+        return connection
 
-    def _keep(self, sock: socket.socket) -> None:
+    def _take_idle(self) -> BlockingConnection | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if connection.is_usable():
+                return connection
+            connection.close()
+
+    def _put(self, connection: BlockingConnection, *, reusable: bool) -> None:
+        connection.rest()
         with self._lock:
-            self._sockets = [kept for kept in self._sockets if kept.fileno() >= 0]
-            self._sockets.append(sock)
-            if self._interrupted:  # it came between the connect and now
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+            self._used.discard(connection)
+            if reusable and not self._interrupted and len(self._idle) < _IDLE_MAX:
+                self._idle.append(connection)
+                return
+        connection.close()
 
     def _interrupt_seen(self) -> bool:
         return self._interrupted
@@ -358,36 +382,55 @@ class HttpClient(ClientBase):
 class Stream:
     """The body of an open answer."""
 
-    def __init__(self, operation: str, response: httpx2.Response, interrupted: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        operation: str,
+        connection: BlockingConnection,
+        response: Response,
+        silence_s: float | None,
+        interrupted: Callable[[], bool],
+    ) -> None:
         self.operation = operation
-        self.status = response.status_code
-        self.headers = response.headers
-        self._response = response
+        self.response = response
+        self.status = response.status
+        self._connection = connection
+        self._silence_s = silence_s
         self._interrupted = interrupted
+
+    @property
+    def headers(self) -> Headers:
+        """By name in lower case."""
+        return self.response.headers
 
     def chunks(self) -> Iterator[bytes]:
         """The body as it arrives."""
-        with transport_failures(self.operation, None, self._interrupted):
-            yield from self._response.iter_raw()
+        while (chunk := self._read()) is not None:
+            yield chunk
 
     def lines(self, bytes_max: int = LINE_BYTES_MAX) -> Iterator[bytes]:
         """Whole lines without their newline. A rest without one is dropped: it was cut (a connection that ended early)."""
         joiner = LineJoiner(self.operation, bytes_max)
-        for chunk in self.chunks():
+        while (chunk := self._read()) is not None:
             yield from joiner.feed(chunk)
 
+    def whole(self) -> bytes:
+        """All of the body, up to a size that nothing honest reaches."""
+        body = BoundedBody(self.operation, self.status)
+        for chunk in self.chunks():
+            body.add(chunk)
+        return body.whole()
 
-def _read(response: httpx2.Response, operation: str, interrupted: Callable[[], bool]) -> bytes:
-    body = BoundedBody(operation, response)
-    with transport_failures(operation, None, interrupted):
-        for part in response.iter_raw():
-            body.add(part)
-    return body.whole()
+    def _read(self) -> bytes | None:
+        with transport_failures(self.operation, None, self._interrupted):
+            while not self.response.buffered:
+                if self.response.complete:
+                    return None
+                self._connection.receive(self.response, self._silence_s)
+        return self.response.take()
 
 
-async def _read_async(response: httpx2.Response, operation: str) -> bytes:
-    body = BoundedBody(operation, response)
-    with transport_failures(operation, None):
-        async for part in response.aiter_raw():
-            body.add(part)
+async def _read_async(operation: str, connection: EventedConnection) -> bytes:
+    body = BoundedBody(operation, connection.response.status)
+    while (chunk := await connection.read()) is not None:
+        body.add(chunk)
     return body.whole()

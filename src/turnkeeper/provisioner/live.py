@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from turnkeeper.client.http import AsyncHttpClient, Timeouts
 from turnkeeper.client.sandbox import SandboxClient
 from turnkeeper.provisioner.backends.base import Instance
-from turnkeeper.provisioner.upstream import Upstream
 from turnkeeper.wire.sandbox import Secrets, StateAnswer
 
 _STATE_TIMEOUT_S = 5.0
@@ -22,7 +21,6 @@ class Live:
 
     instance: Instance
     http: AsyncHttpClient
-    upstream: Upstream
     pushed_boot: str | None = None
     pushed: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     touched_ms: int = 0
@@ -66,14 +64,13 @@ class LiveInstances:
         await self.drop(instance.sandbox_id)
         manager = instance.manager
         http = AsyncHttpClient(manager.url, token=manager.secret, timeouts=Timeouts(call=30, connect=5, read=30))
-        live = self._live[instance.sandbox_id] = Live(instance, http, Upstream(manager.url))
+        live = self._live[instance.sandbox_id] = Live(instance, http)
         return live
 
     async def drop(self, sandbox_id: str) -> None:
         """Forget the instance and close its connections."""
         live = self._live.pop(sandbox_id, None)
         if live is not None:
-            live.upstream.close()
             await live.http.close()
 
     async def close(self) -> None:

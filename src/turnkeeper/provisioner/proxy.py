@@ -12,13 +12,13 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
+from turnkeeper.client.http import AsyncStream, ConnectionFailed
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.kit.log import get_logger
 from turnkeeper.provisioner.live import Live
 from turnkeeper.provisioner.outcomes import Refused
 from turnkeeper.provisioner.problems import problem
 from turnkeeper.provisioner.service import Service
-from turnkeeper.provisioner.upstream import Answer, UpstreamFailedError
 
 log = get_logger("provisioner.proxy")
 
@@ -71,13 +71,13 @@ async def forward(service: Service, live: Live, target: bytes, scope: Scope, rec
     try:
         await exchange.run()
         return
-    except UpstreamFailedError as error:
+    except ConnectionFailed as error:
         if exchange.left:
             return
-        why = str(error)
+        why = error.kind
     finally:
         watch.cancel()
-    log.warning("manager_call_failed", sandbox_id=live.instance.sandbox_id, why=why, answered=exchange.started)
+    log.warning("manager_call_failed", sandbox_id=live.instance.sandbox_id, error_class=why, answered=exchange.started)
     if not exchange.started:  # else the connection that ends in the middle says it
         await problem(await _why(service, live))(scope, receive, send)
 
@@ -107,7 +107,7 @@ class _Exchange:
         self._send = send
         self._received = asyncio.Event()
         self._task = asyncio.current_task()
-        self._answer: Answer | None = None
+        self._answer: AsyncStream | None = None
 
     async def abort_when_left(self) -> None:
         """When the caller is gone, end the call to the manager. The request is read to its end by `run` before."""
@@ -122,42 +122,39 @@ class _Exchange:
 
     async def run(self) -> None:
         """Send the request, hand over the answer."""
-        headers = [(name, value) for name, value in self._scope["headers"] if name not in _NOT_SENT]
-        headers.append((b"authorization", b"Bearer " + self._live.instance.manager.secret.encode("ascii")))
+        sent = [(name, value) for name, value in self._scope["headers"] if name not in _NOT_SENT]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
         query: bytes = self._scope["query_string"]
         target = "/" + self._target.decode("ascii") + ("?" + query.decode("latin-1") if query else "")
         try:
             content = self._content(await self._receive(), headers)
-            answer = await self._live.upstream.request(self._scope["method"], target, headers, content)
+            async with self._live.http.forward(self._scope["method"], target, content, headers) as answer:
+                self._answer = answer
+                await self._hand_over(answer)
         except _CallerLeftError:
             return
         except asyncio.CancelledError:
-            if self.left:
-                return
-            raise
-        self._answer = answer
-        try:
-            await self._hand_over(answer)
-        finally:
-            answer.close()
+            if not self.left:
+                raise
 
-    async def _hand_over(self, answer: Answer) -> None:
+    async def _hand_over(self, answer: AsyncStream) -> None:
         self.started = True
-        headers = [pair for pair in answer.headers if pair[0] not in _NOT_RETURNED]
+        headers = [pair for pair in answer.pairs if pair[0] not in _NOT_RETURNED]
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
         async for chunk in answer.chunks():
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _content(self, first: Message, headers: list[tuple[bytes, bytes]]) -> bytes | AsyncIterator[bytes]:
+    def _content(self, first: Message, headers: dict[str, str]) -> bytes | AsyncIterator[bytes]:
         """A body that is here as a whole as bytes, else piece by piece, with the length that was announced."""
         if first["type"] == "http.disconnect":
             raise _CallerLeftError
         if not first.get("more_body", False):
             self._received.set()
             return first.get("body", b"")
-        length = [pair for pair in self._scope["headers"] if pair[0] == b"content-length"]
-        headers += length or [(b"transfer-encoding", b"chunked")]
+        for name, value in self._scope["headers"]:
+            if name == b"content-length":
+                headers["content-length"] = value.decode("latin-1")
         return self._pieces(first)
 
     async def _pieces(self, message: Message) -> AsyncIterator[bytes]:
