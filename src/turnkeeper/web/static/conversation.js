@@ -44,6 +44,8 @@ async function refresh() {
   })();
   try {
     await refreshing;
+  } catch {
+    setTimeout(refresh, 2000); // no connection: what ended meanwhile must not be missed
   } finally {
     refreshing = null;
   }
@@ -116,6 +118,7 @@ const show = {
 };
 
 function onEvent(event) {
+  if (event.data === undefined) return; // the browser's own "error": the kind of that name has data
   const data = JSON.parse(event.data);
   const turn = turnOf(data.run_id);
   if (!turn) {
@@ -130,6 +133,7 @@ function onEvent(event) {
   if (event.type === "end") {
     announce.textContent = statuses[data.status] ?? "";
     refresh();
+    if (data.status !== "completed") setTimeout(refresh, 3000); // whether the conversation goes on is decided after the end
   } else {
     follow(() => show[event.type]?.(turn, data));
   }
@@ -139,7 +143,8 @@ function listen() {
   const source = new EventSource(`/v1/conversations/${root.dataset.conversation}/events?after=${root.dataset.after}`);
   connection("connecting");
   source.onopen = () => connection("live");
-  source.onerror = () => {
+  source.onerror = (event) => {
+    if (event.data !== undefined) return;
     connection("reconnecting");
     if (source.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000); // refused, not cut
   };
