@@ -173,7 +173,9 @@ def test_numbers_above_two_to_the_31st(product: Product) -> None:
         done = product.completed(thread, f"number {number}")
         assert f"turn {number}, remembering {number - 1} earlier turns" in done.text
         assert done.run.epoch == big + number - 1
-        sequence = [event.seq for event in done.events if event.seq is not None]
+        sequence = [
+            event.seq for event in done.events if event.kind is not EventKind.SNAPSHOT and event.seq is not None
+        ]
         assert sequence[0] > big
         assert sequence == sorted(sequence)
     assert product.client.runs(1, thread)[0].epoch == big + 10
@@ -192,19 +194,9 @@ def _generations(product: Product, thread: str) -> list[dict[str, int]]:
 # ---- F14 ----
 
 NO_WORKDIRS = (
-    "..",
-    "/etc",
-    "a/../../b",
-    "%2e%2e/x" + "\x00",
-    "x\x00y",
-    "agents",
-    "agents/homes",
-    "n" * 300,
-    "",
-    ".",
-    "a//../..",
-)
-WORKDIRS = ("v2..v3", "x;touch y", "~", "$(touch z)", "a b", "%2e%2e")
+    "..", "/etc", "a/../../b", "~", "~root/x", "%2e%2e", "x\x00y", "agents", "agents/homes", "n" * 300, "", ".", "a//../..",
+)  # fmt: skip
+WORKDIRS = ("v2..v3", "x;touch y", "$(touch z)", "a b")
 
 
 @pytest.mark.parametrize("workdir", NO_WORKDIRS)
@@ -214,7 +206,7 @@ def test_a_name_that_is_no_workdir_is_refused_with_the_field(workdir: str, produ
     with pytest.raises(ClientError) as caught:
         product.client.create_conversation(NewConversation(agent=agent, workdir=workdir), idempotency_key=new_id())
     assert caught.value.status == 422
-    assert "workdir" in (caught.value.detail or ""), caught.value.detail
+    assert "workdir" in (caught.value.detail or "").lower(), caught.value.detail
 
 
 @pytest.mark.parametrize("workdir", WORKDIRS)
