@@ -149,6 +149,7 @@ class TurnEvents:
         self.ended = False
         self.cut_after_lines: int | None = None  # cut each connection after so many lines …
         self.cut_inside: bool = False  # … in the middle of the next one
+        self.repeats: bool = False  # begin with the first line, whatever was asked for
 
     def add(self, kind: str, **data: Any) -> int:
         """One event; returns its number."""
@@ -168,6 +169,7 @@ class TurnEvents:
 
     def after(self, number: int, closing: threading.Event) -> Iterator[JSON]:
         """Lines from `number` + 1 on, as they come."""
+        number = 0 if self.repeats else number
         while not closing.is_set():
             with self._changed:
                 line = next((line for line in self.lines if line["n"] > number), None)

@@ -10,6 +10,7 @@ from runner.hosting import until
 from runner.peers import Behaviour, Handler, Hangs, Peers, Refuses, Reply, Trickles, stay_silent
 from turnkeeper.domain.settings import Timing
 from turnkeeper.kit.clock import ManualClock
+from turnkeeper.runner.lease import Lease, LeaseVerdict
 
 BESIDE = ("heartbeat", "signals", "mark", "feed", "events", "events_stream")
 DEFAULTS = Timing()
@@ -77,6 +78,30 @@ def pass_time(driven: Driven, clock: ManualClock, peers: Peers, s: float, step_s
         clock.advance(min(step_s, s - (clock.monotonic() - began)))
         settled(driven, clock, peers)
     return clock.monotonic() - began
+
+
+def test_a_confirmation_that_comes_too_late_revives_nothing(clock: ManualClock) -> None:
+    """Proves: L-05, L-06, L-08. After a pause of the machine the answer may be seen before the watchdog wakes."""
+    lost: list[bool] = []
+    lease = Lease(clock.monotonic(), DEFAULTS, clock, lambda: lost.append(True))
+    sent_at = clock.monotonic()
+    clock.advance(119)
+    assert lease.confirm(clock.monotonic(), 120)
+    clock.advance(120)
+    assert not lease.confirm(sent_at + 119, 120)
+    assert lease.verdict is LeaseVerdict.EXPIRED
+    assert not lease.confirm(clock.monotonic(), 120)
+    assert lost == [True]
+
+
+def test_an_older_confirmation_does_not_shorten(clock: ManualClock) -> None:
+    """Answers may come in another order than they were asked for."""
+    lease = Lease(clock.monotonic(), DEFAULTS, clock, lambda: None)
+    began = clock.monotonic()
+    clock.advance(60)
+    lease.confirm(clock.monotonic(), 120)
+    lease.confirm(began, 120)
+    assert lease.ends_at == began + 180
 
 
 def test_a_silent_turn_stays_leased_over_many_lease_periods(peers: Peers, clock: ManualClock, silent: Driven) -> None:

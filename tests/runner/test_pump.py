@@ -38,6 +38,19 @@ def test_a_stream_that_is_cut_every_seven_lines_arrives_once_and_in_order(peers:
     assert peers.of("finish")[0].body["status"] == "completed"
 
 
+def test_lines_that_were_seen_before_are_not_seen_again(peers: Peers) -> None:
+    """Case: F09. A manager that begins anew with every connection."""
+    peers.events.repeats = True
+    peers.on["events_stream"].append(Cuts())
+    peers.on_prompt = lambda peers: speak(peers, 30)
+    peers.events.cut_after_lines = 1
+    driven = drive(peers)
+    until(lambda: len(peers.of("events_stream")) > 3, "it was cut a few times")
+    peers.events.cut_after_lines = None
+    assert driven.wait() == 0
+    assert texts(peers) == [f"x{number}" for number in range(30)]
+
+
 def test_a_thousand_events_go_in_few_batches_of_at_most_a_thousand(peers: Peers) -> None:
     """Step 10."""
     peers.on_prompt = lambda peers: speak(peers, 2500)
