@@ -1,6 +1,7 @@
 """Bytes that hurt, and lines of every size."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,44 @@ def memory_bytes(manager: Manager, name: str) -> int:
     assert manager.process is not None
     status = Path(f"/proc/{manager.process.pid}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1]) * 1024
+
+
+WIDE = [sys.executable, str(Path(__file__).parent / "agents" / "wide.py")]
+
+
+@pytest.mark.parametrize("kind", ["chunk", "tool"])
+async def test_large_line_of_wide_characters(manager: Manager, kind: str) -> None:
+    """Case: F10, F11. Where one emoji would make each copy four times as large, memory stays within the same bound."""
+    worker = manager.activation()
+    (await worker.take()).ok()
+    (await worker.session(command=WIDE)).ok()
+    before = memory_bytes(manager, "VmHWM")
+    (await worker.prompt(kind)).ok()
+    events = await worker.events()
+    assert events[-1]["receipt"]["outcome"] == "completed"
+    unit = f"aé世😀é\n{BAD}"
+    if kind == "chunk":
+        text = said(events)
+        assert text == unit * (len(text) // len(unit))
+        assert len(text) > 2 * MIB
+        assert events[-1]["receipt"]["final_message_bytes"] == len(text.encode())
+    else:
+        (update,) = [event["data"] for event in events if event.get("kind") == "tool_update"]
+        text = update["content"][0]["content"]["text"]
+        assert text.startswith(unit)
+        assert "[cut: " in text
+    assert memory_bytes(manager, "VmHWM") - before < 3 * FRAME_MAX
+
+
+async def test_oversized_request_and_response(manager: Manager) -> None:
+    """Case: F11. A request above the limit is refused, so that its sender does not wait; a response settles the turn as failed."""
+    worker = manager.activation()
+    events = await worker.turn("request", command=WIDE)
+    assert said(events) == "-32600"
+    receipt = events[-1]["receipt"]
+    second = worker.next()
+    (await second.take()).ok()
+    (await second.session(command=WIDE, recorded=worker.recorded(receipt))).ok()
+    (await second.prompt("response")).ok()
+    receipt = (await second.events())[-1]["receipt"]
+    assert (receipt["outcome"], receipt["error_code"], receipt["native_turn"]) == ("failed", "agent_protocol_error", 2)
