@@ -269,9 +269,11 @@ class EmbeddedPostgres:
         pginstall.write_access_rules(self._data_dir, installation.os_user)
         (self._data_dir / "postmaster.pid").unlink(missing_ok=True)  # nobody is left (_occupant): a remnant
         log_start = self._log_file.stat().st_size if self._log_file.exists() else 0
-        self._postmaster = self._launch(installation, lock_fd)
-        self._await_answer(self._postmaster, log_start, deadline)
-        _log.info("postgres_started", pid=self._postmaster.pid)
+        process = self._postmaster = self._launch(installation, lock_fd)
+        if process is None or not self._wait_for(lambda: self._settled(process), deadline):
+            why = self._last_log_line(log_start) or f"no answer within {self._start_timeout_s:g} s"
+            raise DatabaseUnavailable(f"the embedded PostgreSQL did not start: {why} (log: {self._log_file})")
+        _log.info("postgres_started", pid=process.pid)
 
     def _survivor(self) -> ProcessId | None:
         """The postmaster of this directory that still runs, or None if there is provably none."""
@@ -338,7 +340,7 @@ class EmbeddedPostgres:
         _fsync_directory(self._data_dir.parent)
         _log.info("postgres_data_directory_made", path=str(self._data_dir))
 
-    def _launch(self, installation: Installation, lock_fd: int) -> ProcessId:
+    def _launch(self, installation: Installation, lock_fd: int) -> ProcessId | None:
         settings = {**self._settings, "unix_socket_directories": str(self._socket_dir), "port": str(PORT)}
         arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with self._log_file.open("ab") as log:
@@ -352,17 +354,9 @@ class EmbeddedPostgres:
                 start_new_session=True,
                 pass_fds=(lock_fd,),
             )
-        # `unshare` execs, so the child's pid is the postmaster's.
-        process = identify(self._child.pid)
-        if process is None:
-            raise DatabaseUnavailable(f"the embedded PostgreSQL ended at once (log: {self._log_file})")
         self.adopted = False
-        return process
-
-    def _await_answer(self, process: ProcessId, log_start: int, deadline: Deadline) -> None:
-        if not self._wait_for(lambda: self._settled(process), deadline):
-            why = self._last_log_line(log_start) or f"no answer within {self._start_timeout_s:g} s"
-            raise DatabaseUnavailable(f"the embedded PostgreSQL did not start: {why} (log: {self._log_file})")
+        # `unshare` execs, so the child's pid is the postmaster's. None: it ended at once.
+        return identify(self._child.pid)
 
     def answers(self, expected: ProcessId) -> bool:
         """Whether exactly this process answers a query on our socket."""
