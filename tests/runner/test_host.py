@@ -163,18 +163,19 @@ def test_a_child_that_is_stopped_beyond_its_lease_does_not_take_the_turn(peers: 
 
 def test_a_worker_that_is_paused_beyond_its_lease_ends_its_turn_when_it_goes_on(peers: Peers, tmp_path: Path) -> None:
     """Case: F01 (the worker's part). Proves: L-06, L-08: stopped, within one heartbeat interval, and nothing written."""
-    peers.lease_ttl_s = 2
+    peers.lease_ttl_s = 4
     peers.on_prompt = stay_silent
-    peers.add_claim()
-    timing = with_timing(lease_ttl_s=2, heartbeat_interval_s=0.3, heartbeat_timeout_s=0.5)
+    timing = with_timing(lease_ttl_s=4, heartbeat_interval_s=0.5, heartbeat_timeout_s=1)
     with running_host(peers, tmp_path, timing=timing) as host:
+        host.wait_spares(1)
+        peers.add_claim()
         peers.wait_for("prompt")
         child = only_child(host)
         os.kill(child.pid, signal.SIGSTOP)
-        pause(2.5)
+        pause(4.5)
         before = len(peers.calls)
         os.kill(child.pid, signal.SIGCONT)
-        until(lambda: not is_alive(child), "it has ended", 5)
+        until(lambda: not is_alive(child), "it has ended")
     written = [call.name for call in peers.calls[before:] if call.path.startswith("/v1/agent/worker/jobs/")]
     assert set(written) <= {"heartbeat", "signals"}
     assert peers.of("stop")
