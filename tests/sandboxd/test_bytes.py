@@ -18,30 +18,32 @@ def texts(events: list[dict[str, object]]) -> str:
     return json.dumps(events, ensure_ascii=False)
 
 
-@pytest.mark.parametrize(
-    ("directive", "expected"),
-    [
-        ("/bytes 6100 | 62", f"a{BAD}b"),  # a raw NUL
-        ("/bytes 615c753030303062", f"a{BAD}b"),  # \u0000
-        ("/bytes 615c756438336462", f"a{BAD}b"),  # \ud83d alone
-        ("/bytes 615c756465303062", f"a{BAD}b"),  # \ude00 alone
-        ("/bytes 615c75643833645c756465303062", "a😀b"),  # a pair
-        ("/bytes 61f09f98 | 8062", "a😀b"),  # an emoji split over two writes
-        ("/bytes 61ff62", f"a{BAD}b"),  # invalid UTF-8
-        ("/bytes 61c328", f"a{BAD}("),  # a broken sequence
-        ("/bytes 5c7564383364\n/bytes 5c7564653030", "😀"),  # a pair split over two chunks
-        ("/say grüße 世界 🏳️‍🌈", "grüße 世界 🏳️‍🌈"),  # valid text is unchanged
-    ],
-)
-async def test_broken_text(manager: Manager, directive: str, expected: str) -> None:
-    """Case: F10. The turn settles, broken parts are marked, valid ones unchanged, in events and final message."""
-    worker = manager.activation()
-    events = await worker.turn(directive)
-    receipt = events[-1]["receipt"]
-    assert receipt["outcome"] == "completed"
-    assert said(events) == expected == receipt["final_message"]
-    assert "\x00" not in texts(events)
-    texts(events).encode()  # no lone surrogate
+BROKEN = [
+    ("/bytes 6100 | 62", f"a{BAD}b"),  # a raw NUL
+    ("/bytes 615c753030303062", f"a{BAD}b"),  # \u0000
+    ("/bytes 615c756438336462", f"a{BAD}b"),  # \ud83d alone
+    ("/bytes 615c756465303062", f"a{BAD}b"),  # \ude00 alone
+    ("/bytes 615c75643833645c756465303062", "a😀b"),  # a pair
+    ("/bytes 61f09f98 | 8062", "a😀b"),  # an emoji split over two writes
+    ("/bytes 61ff62", f"a{BAD}b"),  # invalid UTF-8
+    ("/bytes 61c328", f"a{BAD}("),  # a broken sequence
+    ("/bytes 5c7564383364\n/bytes 5c7564653030", "😀"),  # a pair split over two chunks
+    ("/say grüße 世界 🏳️‍🌈", "grüße 世界 🏳️‍🌈"),  # valid text is unchanged
+]
+
+
+async def test_broken_text(manager: Manager) -> None:
+    """Case: F10. Each turn settles, broken parts are marked, valid ones unchanged, in events and final message."""
+    worker, recorded = manager.activation(fence=1), {}
+    for directive, expected in BROKEN:
+        worker = worker.next()
+        events = await worker.turn(directive, recorded=recorded)
+        receipt = events[-1]["receipt"]
+        assert receipt["outcome"] == "completed"
+        assert said(events) == expected == receipt["final_message"], directive
+        assert "\x00" not in texts(events)
+        texts(events).encode()  # no lone surrogate
+        recorded = worker.recorded(receipt)
 
 
 async def test_broken_error_and_stderr(manager: Manager) -> None:
