@@ -91,6 +91,8 @@ class Handler(BaseHTTPRequestHandler):
                         "import_ready": True,
                     }
                 )
+            case "/v1/mark":
+                self.answer({"boot_id": BOOT_ID, "mark_ms": time.monotonic_ns() // 1_000_000})
             case "/v1/secrets":
                 puts.append(body.decode())
                 SECRETS.clear()

@@ -132,3 +132,17 @@ async def test_without_isolation(settings: ProvisionerSettings) -> None:
             await http.request("DELETE", f"/v1/sandboxes/{sandbox.sandbox_id}", params={"lease_generation": 1})
         assert not is_alive(sleeper)
         assert launchers_of(settings) == []
+
+
+async def test_isolation_is_not_inherited(settings: ProvisionerSettings) -> None:
+    """Proves: K-08. A start with isolation ends what an earlier start without it has left running; it never adopts it."""
+    scope = Scope()
+    with serve(replace(settings, isolated=False)) as served:
+        plain = await served.ensure(scope)
+    assert launchers_of(settings) != []
+    with serve(settings) as served:
+        assert launchers_of(settings) == []
+        sandbox = await served.ensure(scope, lease_generation=2)
+        assert sandbox.created
+        assert sandbox.generation != plain.generation
+        assert sandbox.cwd == "/workspace/project"

@@ -35,7 +35,7 @@ from turnkeeper.provisioner.backends.local import bubblewrap, seccomp
 from turnkeeper.provisioner.backends.local.backend import LocalBackend
 from turnkeeper.provisioner.backends.local.ending import end_processes
 from turnkeeper.provisioner.backends.local.records import Places, Record, read_processes, read_record
-from turnkeeper.provisioner.backends.local.starting import memory_file, reap, spawn
+from turnkeeper.provisioner.backends.local.starting import SECCOMP_FD, memory_file, reap, spawn
 from turnkeeper.provisioner.settings import ProvisionerSettings
 
 SLEEPERS = "for i in 1 2 3; do (trap '' TERM HUP INT; setsid sleep 1000 & sleep 1000) & done; sleep 0.2"
@@ -217,7 +217,7 @@ async def test_sandbox_without_a_recorded_pid_1_is_found(settings: ProvisionerSe
             "directory": str(places.directory),
             "argv": [
                 bubblewrap.find_bubblewrap(),
-                *bubblewrap.arguments(layout),
+                *bubblewrap.arguments(layout, SECCOMP_FD),
                 "--",
                 "/bin/sh",
                 "-c",

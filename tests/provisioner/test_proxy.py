@@ -13,7 +13,7 @@ import pytest
 
 from provisioner.serving import Scope, Served, Signing
 from turnkeeper.client.http import AsyncHttpClient, ClientError, ConnectionFailed
-from turnkeeper.client.sandbox import SandboxClient, proxy_path
+from turnkeeper.client.provisioner import Manager
 from turnkeeper.provisioner.proxy import target_of
 from turnkeeper.wire.provisioner import ACTIVATION_HEADER, Sandbox
 
@@ -24,7 +24,7 @@ async def sandbox(served: Served) -> Sandbox:
 
 
 def base(sandbox: Sandbox) -> str:
-    return proxy_path(sandbox.sandbox_id, sandbox.generation)
+    return f"/v1/sandboxes/{sandbox.sandbox_id}/{sandbox.generation}/manager"
 
 
 async def echo(http: AsyncHttpClient, sandbox: Sandbox, **more: Any) -> dict[str, Any]:
@@ -157,9 +157,11 @@ async def test_worker_client_through_the_proxy(served: Served, signing: Signing)
     """The typed client speaks to the manager with an attempt's token; secrets and walks stay with the control plane."""
     scope = Scope()
     sandbox = await served.ensure(scope)
-    async with served.client(signing.token(scope.uid, scope.scope)) as http:
-        client = SandboxClient(http, base=base(sandbox))
-        assert (await client.state()).generation == sandbox.generation
+    token = signing.token(scope.uid, scope.scope)
+    manager = Manager(served.url, token, sandbox_id=sandbox.sandbox_id, generation=sandbox.generation)
+    with contextlib.closing(manager):
+        assert (await asyncio.to_thread(manager.mark, timeout_s=10)).mark_ms > 0
+    async with served.client(token) as http:
         for method, name in (("PUT", "secrets"), ("GET", "snapshot?workdir=project")):
             with pytest.raises(ClientError) as caught:
                 await http.request(method, f"{base(sandbox)}/v1/{name}")

@@ -60,6 +60,7 @@ from turnkeeper.wire.sandbox_start import SandboxLimits, SandboxStart
 
 _SIGKILLED: Final = (-9, 128 + 9)
 _TAIL_BYTES: Final = 4096
+_PROBE_S: Final = 30
 _SECRET_PREFIX: Final = "tks_"  # noqa: S105 - a prefix
 MANAGER_COMMAND: Final = (sys.executable, "-I", "-m", "turnkeeper.sandboxd")
 
@@ -100,9 +101,8 @@ class LocalBackend:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._etc.mkdir(mode=0o700, exist_ok=True)
         bubblewrap.write_etc(self._etc)
-        compileall.compile_dir(
-            Path(bubblewrap.__file__).parents[3], quiet=2
-        )  # inside, nothing can be written beside it
+        package = Path(bubblewrap.__file__).parents[3]
+        compileall.compile_dir(package, quiet=2)  # a sandbox cannot: there it is read-only
         if not self._settings.isolated:
             return (
                 "agents run without a sandbox (--unsafe-no-isolation): they can read and change whatever this user can",
@@ -114,6 +114,7 @@ class LocalBackend:
             self._probe()
         except (bubblewrap.IsolationUnavailableError, seccomp.UnsupportedMachineError) as error:
             raise SettingRefused(str(error)) from error
+        self._end_unisolated()
         lines = ["processes and memory of a sandbox are not limited"]
         if os.getuid() == 0:
             lines.append("sandboxes run as root with every capability dropped")
@@ -171,16 +172,34 @@ class LocalBackend:
         reap(self._children)
 
     def _probe(self) -> None:
-        """Make one sandbox that does nothing, so that what does not work here is said now."""
-        argv = [self._bwrap, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"]
-        argv += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--", "/bin/true"]
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
+        """Make one sandbox like any other, which does nothing, so that what does not work here is said now."""
+        layout = bubblewrap.Layout(self._etc, self._etc, self._etc, (), host_network=False, generation="probe")
+        filter_fd = memory_file("seccomp", self._filter)
+        try:
+            done = subprocess.run(
+                [self._bwrap, *bubblewrap.arguments(layout, filter_fd), "--", "/usr/bin/env", "true"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                pass_fds=(filter_fd,),
+                timeout=_PROBE_S,
+                check=False,
+            )
+        finally:
+            os.close(filter_fd)
         if done.returncode != 0:
             reason = text.tail(done.stderr, 300).strip().replace("\n", "; ") or f"status {done.returncode}"
             raise bubblewrap.IsolationUnavailableError(
                 f"bubblewrap does not work here: {reason}. Allow unprivileged user namespaces, "
                 "or start with --unsafe-no-isolation to run agents without a sandbox"
             )
+
+    def _end_unisolated(self) -> None:
+        """Whoever starts with isolation gets it: a process tree of an earlier start without it is ended, not adopted."""
+        for name in sandbox_names(self._root):
+            with contextlib.suppress(BadRecordError):
+                record = read_record(self._places(name))
+                if record is not None and not record.isolated:
+                    self._end(name, record.generation)
 
     def _places(self, sandbox_id: str) -> Places:
         return Places(self._root / sandbox_id)
@@ -256,7 +275,7 @@ class LocalBackend:
                 host_network=order.shape.network == "host",
                 generation=order.generation,
             )
-            command = [self._bwrap, *bubblewrap.arguments(layout), "--", *command]
+            command = [self._bwrap, *bubblewrap.arguments(layout, SECCOMP_FD), "--", *command]
         environment = bubblewrap.environment(order.generation)
         launcher.order(
             {

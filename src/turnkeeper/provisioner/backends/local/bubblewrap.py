@@ -20,7 +20,6 @@ from typing import Final
 WORKSPACE: Final = "/workspace"
 SKILLS: Final = "/skills"
 GENERATION_VARIABLE: Final = "TURNKEEPER_SANDBOX_GENERATION"
-SECCOMP_FD: Final = 4
 
 _TMPFS_BYTES_MAX: Final = 2 << 30
 _ROOT_LINKS: Final = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
@@ -131,13 +130,13 @@ def check_private(private: Path) -> None:
             )
 
 
-def arguments(layout: Layout) -> list[str]:
-    """The arguments before `--`, without those about the launcher's descriptors."""
+def arguments(layout: Layout, seccomp_fd: int) -> list[str]:
+    """The arguments before `--`, without those about the launcher's own descriptors."""
     result = ["--unshare-all"]
     if layout.host_network:
         result.append("--share-net")
     result += ["--as-pid-1", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
-    result += ["--seccomp", str(SECCOMP_FD), "--hostname", "sandbox"]
+    result += ["--seccomp", str(seccomp_fd), "--hostname", "sandbox"]
     result += _system()
     result += ["--proc", "/proc", *_masks(), "--remount-ro", "/proc", "--dev", "/dev"]
     for directory, mode in (("/tmp", "1777"), ("/run", "0755")):  # noqa: S108 - inside
