@@ -23,8 +23,9 @@ from typing import Any, LiteralString, Self
 import psycopg
 from psycopg.rows import dict_row
 
+from turnkeeper.client.failures import CallError
 from turnkeeper.client.owner import OwnerClient, StreamEvent
-from turnkeeper.kit.ids import new_id
+from turnkeeper.kit.ids import digest, new_id, new_secret
 from turnkeeper.kit.procs import ProcessId, descendants, identify, kill, wait_gone
 from turnkeeper.main.paths import DataDirectory
 from turnkeeper.main.teardown import end_sandboxes
@@ -108,6 +109,7 @@ class Product:
         self.url = ""
         self.link = ""
         self.pids: dict[str, int] = {}
+        self._open: list[str] = []
         self._up: subprocess.Popen[bytes] | None = None
         self._client: OwnerClient | None = None
         self._dsn: str | None = None
@@ -177,10 +179,9 @@ class Product:
                 assert status == 0, f"up ended with {status}: {self.tell()}"
         finally:
             self._forget_connections()
-            if self._up is not None:
-                if self._up.poll() is None:
-                    self._up.kill()
-                    self._up.wait()
+            if self._up is not None and self._up.poll() is None:
+                self._up.kill()
+                self._up.wait()
             self._close_output()
             self._end_database()
             complaints = end_sandboxes(self.data)
@@ -237,6 +238,16 @@ class Product:
             self._database.close()
         self._client = self._database = self._dsn = None
 
+    def other_owner(self) -> tuple[str, OwnerClient]:
+        """Another owner, of whom nothing exists yet; the caller closes the client."""
+        key, uid = new_secret("tk_"), new_id()
+        self.rows("INSERT INTO users (uid, name) VALUES (%s, %s) RETURNING uid", uid, f"other-{uid[-8:]}")
+        self.rows(
+            "INSERT INTO api_keys (id, uid, name, shown_prefix, key_hash) VALUES (%s, %s, 'k', 'tk_', %s) RETURNING id",
+            new_id(), uid, digest(key),
+        )  # fmt: skip
+        return key, OwnerClient(self.url, key)
+
     def agent(self, name: str, env: Mapping[str, str] | None = None, **fields: Any) -> str:
         """A variant of the scripted agent, with a ledger of its own."""
         definition = {
@@ -252,9 +263,16 @@ class Product:
 
     def conversation(self, agent: str, workdir: str | None = None) -> str:
         """A new conversation's thread id."""
-        return self.client.create_conversation(
-            NewConversation(agent=agent, workdir=workdir), idempotency_key=new_id()
-        ).thread_id
+        new = NewConversation(agent=agent, workdir=workdir)
+        thread_id = self.client.create_conversation(new, idempotency_key=new_id()).thread_id
+        self._open.append(thread_id)
+        return thread_id
+
+    def close_conversations(self) -> None:
+        """Close what `conversation` made: their sandboxes are deleted soon after."""
+        while self._open:
+            with contextlib.suppress(CallError):
+                self.client.close_conversation(self._open.pop())
 
     def submit(self, thread_id: str, text: str) -> str:
         """A message; its run's id."""
@@ -343,28 +361,29 @@ class Product:
                 return ProcessId(record["pid"], record["start_ticks"])
         raise AssertionError(f"no child has run {run_id}")
 
-    def sandboxes(self) -> list[tuple[ProcessId, ProcessId]]:
-        """Launcher and manager (pid 1 inside) of each sandbox."""
-        found: list[tuple[ProcessId, ProcessId]] = []
+    def sandboxes(self) -> dict[str, tuple[ProcessId, ProcessId]]:
+        """Launcher and manager (pid 1 inside) of each live sandbox, by its scope's thread id."""
+        found: dict[str, tuple[ProcessId, ProcessId]] = {}
         for name in sandbox_names(self.data.sandboxes):
             record = read_record(Places(self.data.sandboxes / name))
-            assert record is not None
-            below = descendants(record.launcher.pid)
-            managers = [one for one in below if _words(one.pid)[2:4] == ["-m", "turnkeeper.sandboxd"]]
-            found += [(record.launcher, manager) for manager in managers]
+            if record is None:  # it is being deleted
+                continue
+            for process in descendants(record.launcher.pid):
+                if _words(process.pid)[2:4] == ["-m", "turnkeeper.sandboxd"]:
+                    found[record.shape.scope] = (record.launcher, process)
         return found
 
-    def agents_running(self) -> list[ProcessId]:
-        """The scripted agents in the sandboxes."""
-        return self._inside("turnkeeper.agents.scripted")
+    def agents_running(self, thread_id: str) -> list[ProcessId]:
+        """The scripted agents in this conversation's sandbox."""
+        return self._inside(thread_id, "turnkeeper.agents.scripted")
 
-    def tools_running(self) -> list[ProcessId]:
-        """The tools of `hold` in the sandboxes."""
-        return self._inside(HELD)
+    def tools_running(self, thread_id: str) -> list[ProcessId]:
+        """The tools of `hold` in this conversation's sandbox."""
+        return self._inside(thread_id, HELD)
 
-    def _inside(self, word: str) -> list[ProcessId]:
-        below = [process for launcher, _ in self.sandboxes() for process in descendants(launcher.pid)]
-        return [process for process in below if word in _words(process.pid)]
+    def _inside(self, thread_id: str, word: str) -> list[ProcessId]:
+        launcher, _ = self.sandboxes()[thread_id]
+        return [process for process in descendants(launcher.pid) if word in _words(process.pid)]
 
     # ---- the database ----
 

@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,11 @@ import pytest
 
 from cli.terminal import Ran, environment, turnkeeper
 from e2e.harness import Product, wait_for
-from turnkeeper.kit.ids import digest, new_id, new_secret
+from turnkeeper.kit.ids import new_id
 
 pytestmark = pytest.mark.timeout(150)
 
 Tk = Callable[..., Ran]
-
-
-@pytest.fixture(scope="module", name="product")
-def _product() -> Generator[Product]:
-    with Product() as running:
-        yield running
 
 
 @pytest.fixture
@@ -166,7 +160,8 @@ def test_what_belongs_to_somebody_else_is_not_there(product: Product, tk: Tk) ->
     """Another owner gets the answer that nobody's id gets; nothing is told about what exists."""
     thread = product.conversation("scripted", "mine-alone")
     run_id = product.completed(thread, "/say mine").run.id
-    key = _another_owner(product)
+    key, theirs_too = product.other_owner()
+    theirs_too.close()
     env = {"TURNKEEPER_API_KEY": key}
     for arguments in (
         ("conversations", "show", thread),
@@ -187,16 +182,6 @@ def test_what_belongs_to_somebody_else_is_not_there(product: Product, tk: Tk) ->
     refused = tk("agents", "remove", "scripted", env=env)
     assert refused.status == 1
     assert next(one for one in product.client.agents() if one.name == "scripted")
-
-
-def _another_owner(product: Product) -> str:
-    key, uid = new_secret("tk_"), new_id()
-    product.rows("INSERT INTO users (uid, name) VALUES (%s, %s) RETURNING uid", uid, f"other-{uid[-8:]}")
-    product.rows(
-        "INSERT INTO api_keys (id, uid, name, shown_prefix, key_hash) VALUES (%s, %s, 'k', 'tk_', %s) RETURNING id",
-        new_id(), uid, digest(key),
-    )  # fmt: skip
-    return key
 
 
 def test_ctrl_c_during_a_turn_cancels_it(product: Product) -> None:

@@ -6,7 +6,6 @@ Judged by the ledger: no prompt ever reaches the agent twice, whatever died (R-0
 import signal
 import time
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 
@@ -95,9 +94,8 @@ def test_an_agent_that_is_killed_ends_the_turn_and_says_so(product: Product) -> 
     agent = product.agent("kill-agent")
     thread = product.conversation(agent, "kill/agent")
     run_id, _ = product.hold(thread, "kill/agent")
-    tools = product.tools_running()
-    pid = product.ledger(agent)[0].pid
-    victims = [one for one in product.agents_running() if _pid_inside(one.pid) == pid and _is(one.pid, agent)]
+    tools = product.tools_running(thread)
+    victims = product.agents_running(thread)
     assert len(victims) == 1
     kill(victims[0], signal.SIGKILL)
     run = product.wait_status(run_id, timeout_s=20)
@@ -108,24 +106,13 @@ def test_an_agent_that_is_killed_ends_the_turn_and_says_so(product: Product) -> 
     wait_for(lambda: product.client.conversation(thread).state == "lost", "the conversation is lost")
 
 
-def _pid_inside(pid: int) -> int:
-    """A process's number in its innermost namespace."""
-    line = next(row for row in Path(f"/proc/{pid}/status").read_text().splitlines() if row.startswith("NSpid:"))
-    return int(line.split()[-1])
-
-
-def _is(pid: int, agent: str) -> bool:
-    return f"ledger-{agent}.jsonl".encode() in Path(f"/proc/{pid}/environ").read_bytes()
-
-
 @pytest.mark.parametrize("part", ["launcher", "sandboxd"])
 def test_a_sandbox_that_is_killed_ends_the_turn_and_frees_the_workdir(part: str, product: Product) -> None:
     """Its receipts are gone with it: whatever was delivered counts as unknown. Proves: F-07, R-02, R-03, D-02."""
     agent = product.agent(f"kill-{part}")
-    before = product.sandboxes()
     thread = product.conversation(agent, f"kill/{part}")
     run_id, _ = product.hold(thread, f"kill/{part}")
-    (pair,) = [one for one in product.sandboxes() if one not in before]
+    pair = product.sandboxes()[thread]
     kill(pair[0] if part == "launcher" else pair[1], signal.SIGKILL)
     run = product.wait_status(run_id, timeout_s=60)
     assert run.status == "failed", f"{run}\n{product.tell()}"
@@ -152,7 +139,7 @@ def test_a_worker_that_is_killed_loses_the_turn_and_never_repeats_it(hasty: Prod
     agent = hasty.agent("kill-child")
     thread = hasty.conversation(agent, "kill/child")
     run_id, _ = hasty.hold(thread, "kill/child")
-    tools = hasty.tools_running()
+    tools = hasty.tools_running(thread)
     assert tools
     killed_at = time.monotonic()
     assert kill(hasty.child(run_id), signal.SIGKILL)
@@ -172,7 +159,7 @@ def test_a_worker_that_hangs_loses_its_lease_and_may_not_write_any_more(hasty: P
     agent = hasty.agent("stop-child")
     thread = hasty.conversation(agent, "stop/child")
     run_id, go = hasty.hold(thread, "stop/child")
-    child, tools = hasty.child(run_id), hasty.tools_running()
+    child, tools = hasty.child(run_id), hasty.tools_running(thread)
     kill(child, signal.SIGSTOP)
     try:
         run = hasty.wait_status(run_id, timeout_s=LEASE_S + GRACE_S + ROUND_S + 15)
@@ -192,7 +179,7 @@ def test_cancel_during_a_tool_ends_the_tool_and_keeps_the_conversation(product: 
     agent = product.agent("cancel")
     thread = product.conversation(agent, "cancel")
     run_id, _ = product.hold(thread, "cancel")
-    tools = product.tools_running()
+    tools = product.tools_running(thread)
     product.client.cancel(run_id)
     run = product.wait_status(run_id, timeout_s=20)
     assert run.status == "cancelled", f"{run}\n{product.tell()}"

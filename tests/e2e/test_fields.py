@@ -3,7 +3,6 @@
 import json
 import threading
 import urllib.request
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from turnkeeper.wire.public import NewConversation, Submitted
 from turnkeeper.wire.turn import EventKind
 
 pytestmark = pytest.mark.timeout(150)
-
-
-@pytest.fixture(scope="module", name="product")
-def _product() -> Generator[Product]:
-    with Product() as running:
-        yield running
 
 
 # ---- F07 ----
@@ -253,10 +246,13 @@ def test_agents_and_workers_hold_their_own_descriptors_only(product: Product) ->
     thread = product.conversation(agent, "fds")
     run_id, go = product.hold(thread, "fds")
     child = product.child(run_id)
-    for process in (*product.tools_running(), *product.agents_running()):
+    tools, agents = product.tools_running(thread), product.agents_running(thread)
+    assert tools
+    assert agents
+    for process in (*tools, *agents):
         links = _descriptors(process.pid)
         assert not [link for link in links.values() if str(product.data.root) in link], links
-        assert set(links) <= {0, 1, 2} or process not in product.tools_running(), links
+        assert set(links) <= {0, 1, 2} or process in agents, links
     names = _descriptors(child.pid)
     ours = {fd: link for fd, link in names.items() if str(product.data.root) in link and fd > 2}
     assert not ours, ours
@@ -293,7 +289,11 @@ def test_secrets_reach_the_agent_and_nothing_else(tmp_path: Path) -> None:
         ours = [
             path.read_text().strip() for path in product.data.keys.iterdir() if path.name != "control-signing.pub.json"
         ]
-        for process in (*product.agents_running(), *product.tools_running(), *(one for _, one in product.sandboxes())):
+        for process in (
+            *product.agents_running(thread),
+            *product.tools_running(thread),
+            product.sandboxes()[thread][1],
+        ):
             environ = Path(f"/proc/{process.pid}/environ").read_bytes()
             assert b"sk-for-nobody" not in environ
             assert not [key for key in ours if key.encode() in environ]

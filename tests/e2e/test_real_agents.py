@@ -19,12 +19,6 @@ from turnkeeper.wire.turn import EventKind
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module", name="product")
-def _product() -> Generator[Product]:
-    with Product() as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
 def model() -> Generator[ModelServer]:
     """The model of this module's agents."""
@@ -92,10 +86,9 @@ def test_cancel_during_a_tool_keeps_the_conversation(agent: RealAgent, product: 
 def test_a_settled_session_is_loaded_into_a_new_sandbox(agent: RealAgent, product: Product, model: ModelServer) -> None:
     """The sandbox is gone; the next message loads the session by its journal, and makes no step by itself. Proves: R-07."""
     thread = product.conversation(agent.name, f"{agent.name}/third")
-    before = product.sandboxes()
     product.completed(thread, "MODEL say remember the heron")
-    (pair,) = [one for one in product.sandboxes() if one not in before]
-    kill(pair[0], signal.SIGKILL)
+    launcher, _ = product.sandboxes()[thread]
+    kill(launcher, signal.SIGKILL)
     steps = len(model.steps())
     done = product.completed(thread, "MODEL recall")
     assert "history: MODEL say remember the heron" in done.text

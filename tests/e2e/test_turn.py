@@ -1,34 +1,34 @@
 """A turn through the whole product, read back row by row (protocol, section 4)."""
 
 import itertools
-from collections.abc import Generator
 
 import pytest
 
 from e2e.harness import Product, Turn, wait_for
+from turnkeeper.kit.ids import new_id
+from turnkeeper.wire.public import NewConversation
 from turnkeeper.wire.turn import EventKind
 
 pytestmark = pytest.mark.timeout(150)
 
 
-@pytest.fixture(scope="module", name="product")
-def _product() -> Generator[Product]:
-    with Product() as running:
-        yield running
-
-
 def test_cold_start_creates_workdir_and_projection_at_the_first_request(product: Product) -> None:
-    """Nothing of the owner's exists before; one attempt, no release, no repeated step. Proves: K-10, K-09."""
-    assert not (product.data.root / "owners").exists() or not list((product.data.root / "owners").iterdir())
-    agent = product.agent("cold")
-    thread = product.conversation(agent, "projects/first")
-    done = product.completed(thread, "/write made.txt hello\n/run pwd")
-    workspace = product.workspace
-    assert (workspace / "projects/first/made.txt").read_text() == "hello\n"
-    assert (workspace.parent / "skills").is_dir()
-    assert "/workspace/projects/first" in str(done.of(EventKind.TOOL_UPDATE))
-    assert [(attempt.attempt_no, attempt.outcome) for attempt in done.run.attempts] == [(1, "completed")]
-    assert product.row("SELECT releases FROM runs WHERE id = %s", done.run.id)["releases"] == 0
+    """Nothing of the owner's exists before; one attempt, no release, no repeated step. Proves: K-09, K-10."""
+    _, client = product.other_owner()
+    with client:
+        storage = product.data.workspace(client.me().uid).parent
+        assert not storage.exists()
+        new = NewConversation(agent=product.agent("cold"), workdir="projects/first")
+        thread = client.create_conversation(new, idempotency_key=new_id()).thread_id
+        run_id = client.submit(thread, "/write made.txt hello\n/run pwd", idempotency_key=new_id()).run.id
+        events = list(client.run_events(run_id))
+        run = client.run(run_id)
+    assert run.status == "completed", f"{run}\n{product.tell()}"
+    assert (storage / "workspace/projects/first/made.txt").read_text() == "hello\n"
+    assert (storage / "skills").is_dir()
+    assert "/workspace/projects/first" in str([event.data for event in events if event.kind is EventKind.TOOL_UPDATE])
+    assert [(attempt.attempt_no, attempt.outcome) for attempt in run.attempts] == [(1, "completed")]
+    assert product.row("SELECT releases FROM runs WHERE id = %s", run_id)["releases"] == 0
 
 
 def test_every_row_of_a_turn_is_there_in_the_order_of_the_protocol(product: Product) -> None:

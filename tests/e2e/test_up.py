@@ -14,7 +14,7 @@ import pytest
 from cli.terminal import turnkeeper
 from e2e.harness import GRACE_S, HELD, LEASE_S, ROUND_S, SHORT_LEASE, Product, wait_for
 from harness.postgres import embedded_at, private_directory, throw_away
-from turnkeeper.kit.procs import descendants, is_alive, kill
+from turnkeeper.kit.procs import is_alive, kill
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -140,20 +140,20 @@ def test_after_a_kill_the_next_start_finds_everything(product: Product) -> None:
     thread = product.conversation(agent, "again")
     key = product.data.owner_key.read_text()
     product.completed(thread, "/write kept.txt kept\nremember the heron")
-    postmaster, sandboxes, agents = product.postmaster(), product.sandboxes(), product.agents_running()
+    postmaster, sandbox, agents = product.postmaster(), product.sandboxes()[thread], product.agents_running(thread)
     control = product.process("control")
     product.kill()
     assert wait_for(lambda: not is_alive(control), "the control plane dies with its supervisor")
     assert is_alive(postmaster)
-    assert all(is_alive(process) for pair in sandboxes for process in pair)
+    assert all(map(is_alive, sandbox))
     product.start()
     assert product.data.owner_key.read_text() == key
     assert product.postmaster() == postmaster
     done = product.completed(thread, "/read kept.txt\nwhat do you remember")
     assert "turn 2, remembering 1 earlier turns" in done.text
     assert done.of_session() == "continued"
-    assert set(agents) <= set(product.agents_running())
-    assert [pair for pair in product.sandboxes() if pair in sandboxes] == sandboxes
+    assert product.agents_running(thread) == agents
+    assert product.sandboxes()[thread] == sandbox
     assert len(product.ledger(agent)) == 2
 
 
@@ -162,10 +162,10 @@ def test_after_a_clean_stop_the_next_start_finds_everything(product: Product) ->
     agent = product.agent("clean")
     thread = product.conversation(agent, "clean")
     product.completed(thread, "/say one")
-    postmaster, sandboxes = product.postmaster(), product.sandboxes()
+    postmaster, sandbox = product.postmaster(), product.sandboxes()[thread]
     assert product.stop() == 0
     assert not is_alive(postmaster)
-    assert all(is_alive(process) for pair in sandboxes for process in pair)
+    assert all(map(is_alive, sandbox))
     product.start()
     done = product.completed(thread, "again")
     assert "turn 2, remembering 1 earlier turns" in done.text
@@ -177,7 +177,7 @@ def test_a_conversation_whose_sandbox_is_gone_goes_on_by_its_journal(product: Pr
     agent = product.agent("reload")
     thread = product.conversation(agent, "reload")
     first = product.completed(thread, "/say one")
-    launcher = next(pair[0] for pair in product.sandboxes() if agent_runs_below(product, pair[0].pid, "reload"))
+    launcher, _ = product.sandboxes()[thread]
     kill(launcher, signal.SIGKILL)
     done = product.completed(thread, "again")
     assert "turn 2, remembering 1 earlier turns" in done.text
@@ -187,12 +187,6 @@ def test_a_conversation_whose_sandbox_is_gone_goes_on_by_its_journal(product: Pr
     )
     assert len(generations) == 2
     assert first.run.native_turn == 1
-
-
-def agent_runs_below(product: Product, pid: int, agent: str) -> bool:
-    """Whether this sandbox is the one where the newest prompt of `agent` arrived, by its process in the sandbox."""
-    needle = f"ledger-{agent}.jsonl".encode()
-    return any(needle in Path(f"/proc/{one.pid}/environ").read_bytes() for one in descendants(pid))
 
 
 def test_a_turn_that_lives_through_a_kill_of_up_is_adopted_and_completes(product: Product) -> None:
@@ -226,7 +220,7 @@ def test_an_unfinished_turn_ends_by_its_lease_when_up_stays_away(tmp_path: Path)
         product.completed(idle, "/say one")
         run_id, _ = product.hold(thread, "lapse")
         waiting = product.submit(thread, "/say never delivered")
-        child, tools = product.child(run_id), product.tools_running()
+        child, tools = product.child(run_id), product.tools_running(thread)
         assert tools
         product.kill()
         wait_for(lambda: not is_alive(child), "the worker ends with its lease", LEASE_S + 10)
