@@ -11,6 +11,7 @@ import pytest
 from api.reading import Frame, reading
 from api.server import control_server
 from api.world import Json, Turn, World, problem
+from turnkeeper.api.settings import ApiSettings
 
 Path = Callable[[World, Json], str]
 
@@ -259,6 +260,20 @@ def test_a_reader_that_leaves_leaves_nothing(world: World) -> None:
     ):
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_a_stream_ends_soon_after_its_key(dsn: str) -> None:
+    """A revoked key opens no request at once; a stream that it opened ends with the next look."""
+    with control_server(dsn, settings=ApiSettings(stream_recheck_s=0.2), heartbeat_s=0.1) as server:
+        world = World(server, dsn)
+        thread_id = world.owner.conversation()["thread_id"]
+        made = world.owner.good("POST", "/v1/keys", {"name": "x"})
+        with reading(server.port, f"/v1/conversations/{thread_id}/events", made["key"]) as reader:
+            reader.bytes_of(1, 0)
+            world.owner.http.delete(f"/v1/keys/{made['id']}")
+            assert list(reader.frames(5)) == []
+            assert reader.ended
+        world.close()
 
 
 def test_other_peoples_streams_are_not_there(world: World) -> None:

@@ -85,7 +85,7 @@ def create_app(services: Services, settings: ApiSettings | None = None, *, pages
     metrics = Metrics()
     waits = Waits()
     feeds = Feeds(lambda thread_id: events.subscribe(services, thread_id), metrics, settings.stream_readers_max)
-    streams = Streams(services, feeds, metrics)
+    streams = Streams(services, settings, feeds, metrics)
     guard = RequestGuard(metrics, settings.allowed_hosts)
     return ControlApp(
         guard.around(create_worker_api(services, settings, metrics, waits), check_host=False),

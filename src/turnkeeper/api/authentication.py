@@ -9,6 +9,7 @@ from typing import assert_never
 from starlette.requests import Request
 from starlette.types import Scope
 
+from turnkeeper.api.guard import is_outage
 from turnkeeper.api.languages import set_language
 from turnkeeper.api.problems import ProblemRaised
 from turnkeeper.domain.errors import ProblemCode
@@ -45,7 +46,7 @@ async def owner_of_request(services: Services, request: Request) -> Owner:
     have forms of their own, which carry a CSRF token.
     """
     if "authorization" not in request.headers and request.method in _SAFE_METHODS:
-        cookie = request.cookies.get(session_cookie(request.url.port))
+        cookie = request.cookies.get(session_cookie(request.headers.get("host", "")))
         owner = None if cookie is None else await sessions.owner_of_session(services, cookie[:TOKEN_BYTES_MAX])
         if cookie is not None and owner is None:
             raise unauthorized("the session has ended: sign in again, or use Authorization: Bearer with an API key")
@@ -57,6 +58,18 @@ async def owner_of_request(services: Services, request: Request) -> Owner:
         raise unauthorized("the key is unknown or was revoked")
     set_language(request.scope, owner.tongue)
     return owner
+
+
+async def still_opens(services: Services, request: Request) -> bool:
+    """Whether the key or session of a long request still opens anything. An outage of the database takes nothing away."""
+    try:
+        await owner_of_request(services, request)
+    except ProblemRaised:
+        return False
+    except Exception as failure:
+        if not is_outage(failure):
+            raise
+    return True
 
 
 async def admin_of_request(services: Services, request: Request) -> Owner:

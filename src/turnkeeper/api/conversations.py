@@ -1,8 +1,11 @@
 """Conversations, messages, runs and their event streams."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from turnkeeper.api.authentication import still_opens
 from turnkeeper.api.describe import operation, page_operation, stream_operation
 from turnkeeper.api.endpoints import Desk
 from turnkeeper.api.idempotency import idempotency_key
@@ -126,7 +129,8 @@ def _streams(router: APIRouter, desk: Desk, streams: Streams) -> None:
             found = await stream.conversation_events(services, owner, thread_id, after=after, limit=limit)
             return _events(wanted(found).events, limit)
         place = position_of(request)
-        return streams.open(place, wanted(await open_conversation(services, owner, thread_id)))
+        opening = wanted(await open_conversation(services, owner, thread_id))
+        return streams.open(place, opening, partial(still_opens, services, request))
 
     @router.get(RUN + "/events", **stream_operation("Events of a run, up to its end", Event))
     async def of_run(request: Request, run_id: str) -> Response:
@@ -136,7 +140,8 @@ def _streams(router: APIRouter, desk: Desk, streams: Streams) -> None:
             found = await stream.run_events(services, owner, run_id, after=after, limit=limit)
             return _events(wanted(found).events, limit)
         place = position_of(request)
-        return streams.open(place, wanted(await open_run(services, owner, run_id)))
+        opening = wanted(await open_run(services, owner, run_id))
+        return streams.open(place, opening, partial(still_opens, services, request))
 
 
 def _events(events: list[Event], limit: int) -> Response:

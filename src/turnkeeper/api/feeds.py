@@ -24,7 +24,7 @@ from turnkeeper.wire.turn import Event, EventKind
 
 PAGE_EVENTS = 500
 WINDOW_EVENTS_MAX = 1000
-WINDOW_BYTES_MAX = 1024 * 1024
+WINDOW_BYTES_MAX = 512 * 1024
 REPAIR_S = 4.0
 """A lost signal is made good within this and one read: below the 5 s of F04."""
 

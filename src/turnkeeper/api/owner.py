@@ -87,7 +87,7 @@ def _answer_failures(app: FastAPI, metrics: Metrics) -> None:
 
 def _detail(request: Request, code: ProblemCode, failure: HTTPException, headers: dict[str, Any]) -> str:
     if code is ProblemCode.NOT_FOUND:
-        return f"there is nothing at {shown(request.url.path)}"
+        return f"there is nothing at {shown(request.scope['path'])}"
     if code is ProblemCode.METHOD_NOT_ALLOWED:
         return f"{one_line(request.method)} is not possible here; {headers.get('allow', 'another method')} is"
     return one_line(str(failure.detail))

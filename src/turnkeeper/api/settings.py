@@ -19,3 +19,5 @@ class ApiSettings:
     body_bytes_max: int = 1024 * 1024
     worker_body_bytes_max: int = 40 * 1024 * 1024
     stream_readers_max: int = 2000
+    stream_recheck_s: float = 30.0
+    """How often an open stream looks whether its key or session still opens anything. Every request looks at once."""

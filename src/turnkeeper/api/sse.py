@@ -13,6 +13,7 @@ A run's stream closes after its `end`, also for one who connects after it. (F09)
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -20,9 +21,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from turnkeeper.api.feeds import PAGE_EVENTS, Feed, Feeds, Frame, ReadPage, encode, encode_event
+from turnkeeper.api.guard import is_outage
 from turnkeeper.api.metrics import Metrics
 from turnkeeper.api.paging import limit_of
 from turnkeeper.api.problems import ProblemRaised, shown
+from turnkeeper.api.settings import ApiSettings
 from turnkeeper.api.waits import to_its_end
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.kit.log import get_logger
@@ -40,6 +43,8 @@ FIRST_PAGE_EVENTS = 50
 
 _CHUNK_BYTES = 64 * 1024
 
+StillAllowed = Callable[[], Awaitable[bool]]
+
 _log = get_logger("api.sse")
 
 
@@ -49,6 +54,14 @@ class Position:
 
     after: int | None
     unusable: bool = False
+
+
+@dataclass(frozen=True)
+class Pace:
+    """In seconds: a comment in silence, and a look whether the reader's key or session still opens anything."""
+
+    heartbeat_s: float
+    recheck_s: float
 
 
 def position_of(request: Request) -> Position:
@@ -186,7 +199,8 @@ class EventStream(Response):
         place: Position,
         feeds: Feeds,
         metrics: Metrics,
-        heartbeat_s: float,
+        pace: Pace,
+        still_allowed: StillAllowed,
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -194,7 +208,8 @@ class EventStream(Response):
         self._opening = opening
         self._feeds = feeds
         self._metrics = metrics
-        self._heartbeat_s = heartbeat_s
+        self._pace = pace
+        self._still_allowed = still_allowed
         self._restart = place.unusable or (place.after is not None and place.after > opening.last_seq)
         beginning = 0 if opening.run_id is None else opening.first
         if self._restart:
@@ -224,7 +239,7 @@ class EventStream(Response):
                 "event_stream_failed",
                 thread_id=self._opening.thread_id,
                 exception=type(failure).__name__,
-                exc_info=True,
+                exc_info=None if is_outage(failure) else failure,
             )
 
     async def _write(self, send: Send) -> None:
@@ -233,9 +248,13 @@ class EventStream(Response):
         with self._feeds.follow(opening.thread_id, opening.last_seq, self._source.read_thread) as feed:
             cursor = Cursor(feed, self._source.read, opening, self._after)
             await self._send(send, self._first_frames())
-            sent_at = clock()
+            sent_at = checked_at = clock()
             while not (cursor.ended or self._feeds.closing):
-                frames = await cursor.next(max(0.0, sent_at + self._heartbeat_s - clock()))
+                if clock() - checked_at >= self._pace.recheck_s:
+                    if not await self._still_allowed():
+                        break  # it comes back, and is told why it may not
+                    checked_at = clock()
+                frames = await cursor.next(max(0.0, sent_at + self._pace.heartbeat_s - clock()))
                 if frames == []:
                     continue
                 self._metrics.stream_frames.inc(len(frames or ()))
@@ -280,17 +299,17 @@ async def _until_left(receive: Receive) -> None:
 class Streams:
     """Opens the streams of one process."""
 
-    def __init__(self, services: Services, feeds: Feeds, metrics: Metrics) -> None:
+    def __init__(self, services: Services, settings: ApiSettings, feeds: Feeds, metrics: Metrics) -> None:
         self._services = services
         self._feeds = feeds
         self._metrics = metrics
+        self._pace = Pace(services.timing.stream_heartbeat_s, settings.stream_recheck_s)
 
-    def open(self, place: Position, opening: Opening) -> EventStream:
+    def open(self, place: Position, opening: Opening, still_allowed: StillAllowed) -> EventStream:
         """The stream that begins there. `ProblemRaised` (429) where too many are open."""
         if self._feeds.full:
             raise ProblemRaised(
                 ProblemCode.RATE_LIMITED, "too many event streams are open; close one or try again later"
             )
         source = StreamSource(self._services, opening.thread_id, opening.run_id)
-        heartbeat_s = self._services.timing.stream_heartbeat_s
-        return EventStream(source, opening, place, self._feeds, self._metrics, heartbeat_s)
+        return EventStream(source, opening, place, self._feeds, self._metrics, self._pace, still_allowed)

@@ -89,12 +89,13 @@ class Desk:
         self, visit: Visit, template: str, values: dict[str, Any], *, problem: PageProblem | None = None
     ) -> Response:
         """A page for somebody who is signed in."""
-        url = visit.request.url
+        path: str = visit.request.scope["path"]
+        query = str(visit.request.query_params)
         common: dict[str, Any] = {
             "text": visit.texts,
             "owner": visit.owner,
             "csrf": csrf_token(visit.session),
-            "here": url.path + (f"?{url.query}" if url.query else ""),
+            "here": path + (f"?{query}" if query else ""),
             "form_key": new_id(),
             "problem": problem,
         }
@@ -153,7 +154,7 @@ class Desk:
     @staticmethod
     def cookie_name(request: Request) -> str:
         """The session's cookie at the address that the browser uses."""
-        return session_cookie(request.url.port)
+        return session_cookie(request.headers.get("host", ""))
 
     async def is_signed_in(self, request: Request) -> bool:
         """Whether the request comes with a session that has not ended."""

@@ -38,7 +38,7 @@ async def read_form(request: Request, session: str, bytes_max: int) -> dict[str,
     if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
         raise FormRefused
     origin = request.headers.get("origin")
-    if origin is not None and origin != f"{request.url.scheme}://{request.headers.get('host', '')}":
+    if origin is not None and origin != f"{request.scope['scheme']}://{request.headers.get('host', '')}":
         raise FormRefused
     if request.headers.get("content-type", "").split(";")[0].strip() != "application/x-www-form-urlencoded":
         raise FormRefused

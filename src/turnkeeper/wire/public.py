@@ -23,10 +23,13 @@ PAGE_SIZE_DEFAULT = 50
 PAGE_SIZE_MAX = 200
 
 
-def session_cookie(port: int | None) -> str:
-    """The name of the pages' session cookie, which may also read `/v1/…`. It holds the port, because browsers share the
-    cookies of one host among all its ports."""
-    return "turnkeeper" if port is None else f"turnkeeper_{port}"
+def session_cookie(host: str) -> str:
+    """The name of the pages' session cookie, which may also read `/v1/…`, at the address `host` (the header's value).
+
+    It holds the port, because browsers share the cookies of one host among all its ports.
+    """
+    port = host.rpartition(":")[2]
+    return f"turnkeeper_{port}" if port.isascii() and port.isdigit() and len(port) < 6 else "turnkeeper"
 
 
 class NewConversation(Request):
