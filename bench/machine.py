@@ -5,15 +5,19 @@ import platform
 from pathlib import Path
 from typing import Any
 
+_POLICIES = {os.SCHED_OTHER: "normal", os.SCHED_BATCH: "batch", os.SCHED_FIFO: "fifo", os.SCHED_RR: "round robin"}
+
 
 def describe(data: Path) -> dict[str, Any]:
-    """Processor, kernel, Python, the file system below `data` (its fsync is in every number), and the load before."""
+    """Processor, kernel, Python, the file system below `data` (its fsync is in every number), how this process is
+    scheduled, and the load of the machine before: a number that was measured beside other work says so."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "file_system": _file_system(data),
+        "scheduling": _POLICIES.get(os.sched_getscheduler(0), "unknown"),
         "load_before": [round(value, 2) for value in os.getloadavg()],
     }
 
