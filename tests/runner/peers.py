@@ -6,184 +6,21 @@ that a test may change while it runs.
 """
 
 import contextlib
-import json
-import socket
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Generator
 from typing import Any, cast
-from urllib.parse import parse_qs, urlsplit
 
+from runner.behaviours import JSON, Behaviour, Call, Reply, problem
+from runner.peer_server import Handler, PeerServer
+from runner.turn_events import TurnEvents
 from turnkeeper.kit.ids import new_id, new_secret
 
-JSON = dict[str, Any]
 LATER = "2099-01-01T00:00:00Z"
 HOST_TOKEN = new_secret("tkh_")
 PROVISIONER_TOKEN = "signed-provisioner-token"
 ACTIVATION_TOKEN = "signed-activation-token"
-
-
-@dataclass(frozen=True)
-class Call:
-    """One request as it arrived. `at`: seconds of the monotonic clock. `name`: the route's last word."""
-
-    name: str
-    method: str
-    path: str
-    at: float
-    body: JSON
-    token: str | None
-    activation_token: str | None
-    query: Mapping[str, str]
-    mark: float = 0.0
-
-
-class Behaviour:
-    """How one request is answered. The base: as usual."""
-
-    def respond(self, handler: "Handler", usual: Callable[[], "Reply"]) -> None:
-        handler.send_reply(usual())
-
-
-@dataclass(frozen=True)
-class Reply:
-    status: int
-    body: JSON | None = None
-    content_type: str = "application/json"
-
-
-@dataclass(frozen=True)
-class Answers(Behaviour):
-    """This answer, and nothing done."""
-
-    status: int
-    body: JSON | None = None
-
-    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:  # noqa: ARG002
-        handler.send_reply(Reply(self.status, self.body))
-
-
-def problem(status: int, code: str, **extra: Any) -> Reply:
-    """A problem as the product's servers send it."""
-    body = {"title": code, "status": status, "code": code, "retryable": status in (502, 503, 504), **extra}
-    return Reply(status, body, "application/problem+json")
-
-
-@dataclass(frozen=True)
-class Refuses(Behaviour):
-    """A problem, and nothing done."""
-
-    status: int
-    code: str
-
-    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:  # noqa: ARG002
-        handler.send_reply(problem(self.status, self.code))
-
-
-@dataclass(frozen=True)
-class Cuts(Behaviour):
-    """The connection ends without an answer; `done` says whether the request was carried out before."""
-
-    done: bool = False
-
-    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:
-        if self.done:
-            usual()
-        handler.cut()
-
-
-@dataclass(frozen=True)
-class Hangs(Behaviour):
-    """No answer until the peers close, or `release` is set."""
-
-    release: threading.Event = field(default_factory=threading.Event)
-    done: bool = False
-
-    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:
-        if self.done:
-            usual()
-        with handler.blocking():
-            while not self.release.wait(0.02) and not handler.peers.closing.is_set() and not handler.gone():
-                pass
-        if self.release.is_set() and not self.done:
-            handler.send_reply(usual())
-        else:
-            handler.cut()
-
-
-@dataclass(frozen=True)
-class Trickles(Behaviour):
-    """An answer that never ends: one byte at a time."""
-
-    every_s: float = 0.05
-
-    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:  # noqa: ARG002
-        with contextlib.suppress(OSError), handler.blocking():
-            handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
-            while not handler.peers.closing.wait(self.every_s) and not handler.gone():
-                handler.wfile.write(b" ")
-                handler.wfile.flush()
-        handler.cut()
-
-
-@dataclass(frozen=True)
-class Calls(Behaviour):
-    """Does something of the test's first, then answers as usual."""
-
-    action: Callable[[], object]
-
-    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:
-        self.action()
-        handler.send_reply(usual())
-
-
-class TurnEvents:
-    """The manager's numbered stream of one activation."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self.lines: list[JSON] = []
-        self.ended = False
-        self.cut_after_lines: int | None = None  # cut each connection after so many lines …
-        self.cut_inside: bool = False  # … in the middle of the next one
-        self.repeats: bool = False  # begin with the first line, whatever was asked for
-
-    def add(self, kind: str, **data: Any) -> int:
-        """One event; returns its number."""
-        with self._changed:
-            number = len(self.lines) + 1
-            self.lines.append({"n": number, "kind": kind, "data": data})
-            self._changed.notify_all()
-            return number
-
-    def end(self, **how: Any) -> None:
-        """The last line: `receipt` or `failure`."""
-        with self._changed:
-            if not self.ended:
-                self.ended = True
-                self.lines.append({"n": len(self.lines) + 1, "last": True, **how})
-                self._changed.notify_all()
-
-    def after(self, number: int, closing: threading.Event) -> Iterator[JSON]:
-        """Lines from `number` + 1 on, as they come."""
-        number = 0 if self.repeats else number
-        while not closing.is_set():
-            with self._changed:
-                line = next((line for line in self.lines if line["n"] > number), None)
-                if line is None:
-                    if self.ended:
-                        if self.lines and self.lines[-1]["n"] <= number:
-                            yield self.lines[-1]  # the last line, again
-                        return
-                    self._changed.wait(0.02)
-                    continue
-            yield line
-            number = line["n"]
-            if line.get("last"):
-                return
 
 
 class Peers:
@@ -217,7 +54,7 @@ class Peers:
         self.evidence: JSON | None = None
         self.heartbeat_answer: JSON = {}
         self.blocked_handlers: set[Handler] = set()
-        self._server = _Server(self)
+        self._server = PeerServer(self)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     # ------------------------------------------------------------------------------------------------ for tests
@@ -517,128 +354,6 @@ def answer_at_once(peers: Peers) -> None:
 
 def stay_silent(_peers: Peers) -> None:
     """An agent that never answers."""
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-    block_on_close = False
-
-    def __init__(self, peers: Peers) -> None:
-        self.peers = peers
-        super().__init__(("127.0.0.1", 0), Handler)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left is the test's own doing."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    @property
-    def peers(self) -> Peers:
-        return cast("_Server", self.server).peers
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Quiet."""
-
-    def do_GET(self) -> None:
-        self._handle()
-
-    def do_POST(self) -> None:
-        self._handle()
-
-    def _handle(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        raw = self.rfile.read(length)
-        if len(raw) < length:  # the client left in the middle of its request
-            self.close_connection = True
-            return
-        parts = urlsplit(self.path)
-        segments = parts.path.strip("/").split("/")
-        name = "hosts" if "hosts" in segments else segments[-1]
-        call = Call(
-            name=f"{name}_stream" if name == "events" and self.command == "GET" else name,
-            method=self.command,
-            path=parts.path,
-            at=time.monotonic(),
-            body=json.loads(raw) if raw else {},
-            token=(self.headers.get("Authorization") or "").removeprefix("Bearer ") or None,
-            activation_token=self.headers.get("X-Turnkeeper-Activation"),
-            query={key: values[0] for key, values in parse_qs(parts.query).items()},
-        )
-        if call.name == "livez":
-            self.send_reply(Reply(200, {}))
-            return
-        self.peers.record(call)
-        behaviour = self.peers.behaviour(call.name)
-        if call.name == "signals" and type(behaviour) is Behaviour:
-            with self.blocking():
-                reply = self.peers.usual(call)
-            self.send_reply(reply)
-        elif call.name == "events_stream" and type(behaviour) is Behaviour:
-            self._stream(int(call.query["after"]))
-        else:
-            behaviour.respond(self, lambda: self.peers.usual(call))
-
-    def _stream(self, after: int) -> None:
-        events = self.peers.events
-        sent = 0
-        with contextlib.suppress(OSError):
-            self.send_response(200)
-            self.send_header("Content-Type", "application/x-ndjson")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            for line in events.after(after, self.peers.closing):
-                data = json.dumps(line).encode() + b"\n"
-                if events.cut_inside and sent == events.cut_after_lines:
-                    self._chunk(data[: len(data) // 2])
-                    self.cut()
-                    return
-                self._chunk(data)
-                sent += 1
-                if not events.cut_inside and sent == events.cut_after_lines:
-                    self.cut()
-                    return
-            self.wfile.write(b"0\r\n\r\n")
-
-    def _chunk(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.flush()
-
-    def send_reply(self, reply: Reply) -> None:
-        data = b"" if reply.body is None else json.dumps(reply.body).encode()
-        with contextlib.suppress(OSError):
-            self.send_response(reply.status)
-            self.send_header("Content-Type", reply.content_type)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-    @contextlib.contextmanager
-    def blocking(self) -> Generator[None]:
-        """Within the block the client waits for us, and nothing is on its way."""
-        self.peers.blocked_handlers.add(self)
-        try:
-            yield
-        finally:
-            self.peers.blocked_handlers.discard(self)
-
-    def cut(self) -> None:
-        """End the connection without more."""
-        self.close_connection = True
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def gone(self) -> bool:
-        """Whether the client has left."""
-        try:
-            return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
 
 
 @contextlib.contextmanager

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from runner.behaviours import Cuts, Refuses
 from runner.driving import FAST, drive, run_turn
 from runner.hosting import until
-from runner.peers import Cuts, Peers, Refuses, stay_silent
+from runner.peers import Peers, stay_silent
 from turnkeeper.kit.log import configure
 
 QUICK = replace(FAST, heartbeat_interval_s=0.2, heartbeat_timeout_s=0.5, heartbeat_retry_delay_s=0.1)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from runner.behaviours import Answers, Behaviour, Cuts, Hangs, Refuses
 from runner.driving import FAST
 from runner.hosting import RunningHost, pause, running_host, until
-from runner.peers import HOST_TOKEN, Answers, Behaviour, Cuts, Hangs, Peers, Refuses, stay_silent
+from runner.peers import HOST_TOKEN, Peers, stay_silent
 from turnkeeper.domain.settings import Limits, Timing
 from turnkeeper.kit.ids import new_id
 from turnkeeper.kit.procs import ProcessId, identify, is_alive

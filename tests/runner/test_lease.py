@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from runner.behaviours import Behaviour, Hangs, Refuses, Reply, Trickles
 from runner.driving import Driven, drive
 from runner.hosting import until
-from runner.peers import Behaviour, Handler, Hangs, Peers, Refuses, Reply, Trickles, stay_silent
+from runner.peer_server import Handler
+from runner.peers import Peers, stay_silent
 from turnkeeper.domain.settings import Timing
 from turnkeeper.kit.clock import ManualClock
 from turnkeeper.runner.lease import Lease, LeaseVerdict

@@ -5,9 +5,10 @@ import threading
 
 import pytest
 
+from runner.behaviours import Behaviour, Cuts, Hangs, Refuses
 from runner.driving import FAST, drive, run_turn
 from runner.hosting import until
-from runner.peers import Behaviour, Cuts, Hangs, Peers, Refuses
+from runner.peers import Peers
 from turnkeeper.runner import pump
 
 MANY = 1000

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from runner.behaviours import Answers, Call, Cuts, Refuses
 from runner.driving import run_turn
-from runner.peers import Answers, Call, Cuts, Peers, Refuses, stay_silent
+from runner.peers import Peers, stay_silent
 from turnkeeper.kit.clock import system_clock
 
 BESIDE = ("heartbeat", "signals", "mark", "feed", "events", "events_stream")

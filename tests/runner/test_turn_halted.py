@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from runner.behaviours import Behaviour, Calls, Cuts, Hangs
 from runner.driving import FAST, drive, run_turn
-from runner.peers import Behaviour, Calls, Cuts, Hangs, Peers, stay_silent
+from runner.peers import Peers, stay_silent
 
 BESIDE = ("heartbeat", "signals", "mark", "feed", "events", "events_stream")
 

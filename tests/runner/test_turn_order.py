@@ -2,8 +2,9 @@
 
 import pytest
 
+from runner.behaviours import Call, Refuses
 from runner.driving import run_turn
-from runner.peers import ACTIVATION_TOKEN, PROVISIONER_TOKEN, Call, Peers, Refuses
+from runner.peers import ACTIVATION_TOKEN, PROVISIONER_TOKEN, Peers
 from turnkeeper.wire.canonical import canonical_sha256
 
 BESIDE = ("heartbeat", "signals", "mark", "feed", "events", "events_stream")

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from runner.behaviours import Behaviour, Cuts, Hangs, Refuses, Reply, problem
 from runner.driving import FAST, run_turn
-from runner.peers import Behaviour, Cuts, Handler, Hangs, Peers, Refuses, Reply, problem
+from runner.peer_server import Handler
+from runner.peers import Peers
 
 BESIDE = ("heartbeat", "signals", "mark", "feed", "events", "events_stream")
 
