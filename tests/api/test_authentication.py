@@ -134,12 +134,18 @@ def test_problems_speak_the_owners_language(world: World) -> None:
     assert problem(world.client().get("/v1/me"), 401, "unauthorized")["title"] == "A valid key is needed"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8420", "", "10.0.0.1", "[::1].evil"])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1.evil.example:8420", "", "10.0.0.1", "[::1].evil", "[", "127.0.0.1:x", "127.0.0.1:1:2"],
+)
 def test_another_name_is_refused(world: World, host: str) -> None:
     """A page of another site whose name points here (DNS rebinding) says its own name, and gets nothing."""
     for path in ("/v1/me", "/conversations", "/login?token=x", "/openapi.json", "/static/style.css"):
         answer = world.owner.http.get(path, headers={"Host": host})
         problem(answer, 403, "forbidden")
+    for good in ("127.0.0.1:99999", "localhost:", "[::1]:80"):
+        assert world.owner.http.get("/v1/me", headers={"Host": good}).status_code == 200
+        assert world.client().get("/conversations", headers={"Host": good}).status_code == 401
     assert world.owner.http.get("/v1/me", headers={"Host": f"LocalHost:{world.server.port}"}).status_code == 200
 
 

@@ -1,9 +1,12 @@
 """The worker and host API over real HTTP: one turn from its claim to its end, and what tokens open."""
 
+import threading
+import time
 from typing import Any
 
 import pytest
 
+from api.reading import reading
 from api.world import HOST, World, problem
 from turnkeeper.kit.ids import new_id, new_secret
 
@@ -98,6 +101,25 @@ def test_a_wait_is_a_number_of_seconds(world: World, wait: str) -> None:
     """A refusal names the field."""
     found = problem(world.host.get("/v1/agent/worker/work", params={"wait": wait}), 400, "bad_request")
     assert found["field"] == "wait"
+
+
+def test_a_server_that_stops_waits_for_nobody(world: World) -> None:
+    """A host that waits for work, and readers of a stream that goes on, are answered at once when the server stops."""
+    thread_id = world.owner.conversation()["thread_id"]
+    answers: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(world.host.get("/v1/agent/worker/work", params={"wait": 25}, timeout=30).json())
+    )
+    waiting.start()
+    with reading(world.server.port, f"/v1/conversations/{thread_id}/events", world.owner.key) as reader:
+        reader.bytes_of(1, 0)
+        began = time.monotonic()
+        world.server.stop()
+        assert list(reader.frames()) == []
+        assert reader.ended
+    waiting.join(10)
+    assert answers == [{"maybe": False}]
+    assert time.monotonic() - began < 10
 
 
 def test_a_host_speaks_for_itself_alone(world: World) -> None:
