@@ -84,6 +84,7 @@ class Turn:
     native_turn: int = 1
     spec: ExecutionSpec | None = None
     activation: ActivateAnswer | None = None
+    admitted: set[str] = field(default_factory=set[str])
 
     @property
     def lease(self) -> int:
