@@ -31,7 +31,12 @@ _STDERR_TAIL: Final = 300
 
 
 class GitFailedError(Exception):
-    """A Git command did not do what it should. The text is one line without paths of this machine."""
+    """A Git command did not do what it should. `status` is its exit status; None where it did not start or said too much."""
+
+    def __init__(self, command: str, status: int | None, text: str) -> None:
+        super().__init__(f"git {command}: {text}")
+        self.command = command
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Git:
             )
             status = await process.wait()
         if status != 0:
-            raise GitFailedError(f"git {_name(arguments)} failed with status {status}: {_line(errors)}")
+            raise GitFailedError(_name(arguments), status, _line(errors))
         return output
 
     @contextlib.asynccontextmanager
@@ -73,7 +78,7 @@ class Git:
                 start_new_session=True,
             )
         except OSError as error:
-            raise GitFailedError(f"git could not be started: {error.strerror}") from error
+            raise GitFailedError(_name(arguments), None, f"not started: {error.strerror}") from error
         try:
             yield process
         finally:
@@ -101,7 +106,7 @@ class Git:
 async def failure_of(process: asyncio.subprocess.Process, name: str) -> GitFailedError:
     """What a command that has ended said on its way out."""
     errors = await _read(process.stderr, 64 << 10, keep_reading=True)
-    return GitFailedError(f"git {name} failed with status {await process.wait()}: {_line(errors)}")
+    return GitFailedError(name, await process.wait(), _line(errors))
 
 
 async def _read(stream: asyncio.StreamReader | None, bytes_max: int, *, keep_reading: bool = False) -> bytes:
@@ -112,7 +117,7 @@ async def _read(stream: asyncio.StreamReader | None, bytes_max: int, *, keep_rea
         if len(data) + len(part) <= bytes_max:
             data += part
         elif not keep_reading:
-            raise GitFailedError(f"git said more than {bytes_max} bytes")
+            raise GitFailedError("command", None, f"said more than {bytes_max} bytes")
     return bytes(data)
 
 

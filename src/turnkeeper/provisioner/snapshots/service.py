@@ -88,10 +88,11 @@ class Snapshots:
             result = SnapshotResult(unavailable_why=f"the sandbox refused it ({error.code})")
         except CallError:
             result = SnapshotResult(unavailable_why="the sandbox ended it")
-        except (GitFailedError, OSError) as error:
-            log.warning(
-                "snapshot_failed", sandbox_id=name, epoch=epoch, error_class=type(error).__name__, why=str(error)
-            )
+        except GitFailedError as error:
+            log.warning("git_failed", sandbox_id=name, epoch=epoch, command=error.command, status=error.status)
+            result = SnapshotResult(unavailable_why="the record could not be written")
+        except OSError as error:
+            log.warning("snapshot_failed", sandbox_id=name, epoch=epoch, error_class=type(error).__name__)
             result = SnapshotResult(unavailable_why="the record could not be written")
         result = result.model_copy(update={"took_ms": int((self._clock.monotonic() - begun) * 1000)})
         if result.unavailable_why is not None:

@@ -55,7 +55,7 @@ _ETC_FILES: Final = {
     "passwd": "root:x:0:0:root:/tmp:/bin/sh\nagent:x:{uid}:{gid}:agent:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "group": "root:x:0:\nagent:x:{gid}:\nnogroup:x:65534:\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
 }
 
 
