@@ -170,6 +170,11 @@ class Product:
         """SIGTERM `up`; its exit status."""
         assert self._up is not None
         self._up.terminate()
+        return self.wait_ended()
+
+    def wait_ended(self) -> int:
+        """The exit status of `up`, which was told to stop."""
+        assert self._up is not None
         return self._up.wait(STOP_WITHIN_S)
 
     def _end(self) -> None:
@@ -383,7 +388,8 @@ class Product:
 
     def _inside(self, thread_id: str, word: str) -> list[ProcessId]:
         launcher, _ = self.sandboxes()[thread_id]
-        return [process for process in descendants(launcher.pid) if word in _words(process.pid)]
+        # as its second argument: the keeper, which carries the whole command, is not meant
+        return [process for process in descendants(launcher.pid) if _words(process.pid)[2:3] == [word]]
 
     # ---- the database ----
 

@@ -214,7 +214,7 @@ def test_an_unfinished_turn_ends_by_its_lease_when_up_stays_away(tmp_path: Path)
 
     Proves: L-06, L-12, R-03, R-06.
     """
-    with Product(SHORT_LEASE) as product:
+    with Product(SHORT_LEASE, "--end-sandboxes") as product:
         agent = product.agent("lapse")
         idle, thread = product.conversation(agent, "idle"), product.conversation(agent, "lapse")
         product.completed(idle, "/say one")
@@ -239,3 +239,24 @@ def test_an_unfinished_turn_ends_by_its_lease_when_up_stays_away(tmp_path: Path)
         # the other conversation, idle all the time, goes on
         done = product.completed(idle, "and you")
         assert "turn 2, remembering 1 earlier turns" in done.text
+        launchers = [launcher for launcher, _ in product.sandboxes().values()]
+        assert launchers
+        assert product.stop() == 0
+        assert not any(map(is_alive, launchers)), "asked to, it ends the sandboxes too"
+
+
+def test_on_a_database_of_one_s_own_and_without_isolation(dsn: str) -> None:
+    """`DATABASE_URL` replaces the embedded server; --unsafe-no-isolation runs the agent as a plain process. Ctrl-C stops it.
+
+    Proves: K-08.
+    """
+    with Product(None, "--unsafe-no-isolation", database_url=dsn) as product:
+        assert not product.data.postgres.exists()
+        thread = product.conversation("scripted", "plain")
+        done = product.completed(thread, "/write a.txt plain\n/run pwd")
+        assert (product.workspace / "plain" / "a.txt").read_text() == "plain\n"
+        assert str(product.workspace / "plain") in str(done.events)
+        assert "turn 2, remembering 1 earlier turns" in product.completed(thread, "again").text
+        assert product.row("SELECT current_database() AS name")["name"] in dsn
+        os.kill(product.up_pid, signal.SIGINT)
+        assert product.wait_ended() == 0
