@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from jwt.types import Options
 from pydantic import ValidationError
 
 from turnkeeper.kit.clock import Clock, system_clock
-from turnkeeper.wire.tokens import ACTIVATION_AUDIENCE, ALGORITHM, ActivationClaims
+from turnkeeper.kit.jws import BadSignatureError, verified_payload
+from turnkeeper.wire.tokens import ACTIVATION_AUDIENCE, ActivationClaims
 
 _TOKEN_CHARS_MAX: Final = 8192
 _KNOWN_MAX: Final = 64
@@ -62,14 +61,12 @@ class TokenVerifier:
         if len(token) > _TOKEN_CHARS_MAX:
             return BadToken("it is too long")
         try:
-            kid: object = jwt.get_unverified_header(token).get("kid")
-            key = self._keys.get(kid) if isinstance(kid, str) else None
-            if key is None:
-                return BadToken("its key is not known")
-            options: Options = {"require": ["exp", "aud", "sub"], "verify_exp": False}
-            payload = jwt.decode(token, key, algorithms=[ALGORITHM], audience=ACTIVATION_AUDIENCE, options=options)
-            return ActivationClaims.model_validate(payload)
-        except jwt.InvalidAudienceError:
+            payload = verified_payload(token, self._keys)
+        except BadSignatureError as error:
+            return BadToken(str(error))
+        if payload.get("aud") != ACTIVATION_AUDIENCE:
             return BadToken("it is for somebody else")
-        except (jwt.PyJWTError, ValidationError):
+        try:
+            return ActivationClaims.model_validate(payload)
+        except ValidationError:
             return BadToken("it is not valid")
