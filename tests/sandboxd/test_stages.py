@@ -1,6 +1,8 @@
 """An agent that leaves, at every stage and in every way."""
 
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,3 +148,16 @@ async def test_stderr_never_blocks_the_agent(manager: Manager) -> None:
     tail = events[-1]["failure"]["stderr_tail"]
     assert 0 < len(tail.encode()) <= 8192
     assert tail.endswith("e" * 79 + "\n")
+
+
+async def test_agent_that_closes_its_stdin(manager: Manager) -> None:
+    """Case: F07. It stays and will never hear an answer: the turn ends within 2 s, and nothing of it is left."""
+    worker = manager.activation()
+    (await worker.take()).ok()
+    (await worker.session(command=[sys.executable, str(Path(__file__).parent / "agents" / "wide.py")])).ok()
+    begin = time.monotonic()
+    (await worker.prompt("close-stdin")).ok()
+    failure = (await worker.events())[-1]["failure"]
+    assert time.monotonic() - begin < patience(ENDS_WITHIN_S)
+    assert (failure["code"], failure["exit"]) == ("agent_exited", None)
+    await nothing_left(manager)

@@ -82,12 +82,13 @@ class SessionJournal:
             with self._folder(create=True) as folder:
                 fd = self._open(folder)
                 try:
-                    self._repair(fd)
+                    is_new = self._repair(fd) == 0
                     write_all(fd, entry.line())
                     os.fsync(fd)
                 finally:
                     os.close(fd)
-                os.fsync(folder)
+            if is_new:
+                self._sync_folders()
         except OSError as error:
             raise JournalWriteError(f"the journal cannot be written: {os.strerror(error.errno or 0)}") from error
 
@@ -103,8 +104,11 @@ class SessionJournal:
         return fd
 
     @staticmethod
-    def _repair(fd: int) -> None:
-        """Drop a torn last line, which says nothing, and the old ones of a long journal, of which only the last count."""
+    def _repair(fd: int) -> int:
+        """Drop a torn last line, which says nothing, and the old ones of a long journal, of which only the last count.
+
+        Returns how many bytes there are now.
+        """
         data = files.read_regular(fd, JOURNAL_BYTES_MAX, _NAME)
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) > _COMPACT_BYTES:
@@ -114,6 +118,22 @@ class SessionJournal:
             write_all(fd, whole)
         elif len(whole) < len(data):
             os.ftruncate(fd, len(whole))
+        return len(whole)
+
+    def _sync_folders(self) -> None:
+        """Make the names durable by which a new journal is found, from the workspace down."""
+        parts = [*self._relative.split("/"), _FOLDER]
+        root = os.open(self._workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(root)
+            for depth in range(1, len(parts) + 1):
+                folder = _open_folder(root, "/".join(parts[:depth]))
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+        finally:
+            os.close(root)
 
     @contextlib.contextmanager
     def _folder(self, *, create: bool) -> Generator[int]:

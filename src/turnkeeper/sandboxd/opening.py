@@ -62,13 +62,15 @@ class SessionOpener:
 
     async def open(self, membership: Membership, activation: Activation, spec: OpenSession) -> SessionAnswer:
         """Open, continue or reload; a failure is an answer, with its stage (F07). Whatever it started is dead then."""
+        recorded = self._recorded(spec)
+        if self._continues(membership, recorded, spec):  # the way of almost every turn: it touches no file
+            return self._continued(membership, activation, spec)
         unfit = await asyncio.to_thread(check_places, self.workspace, spec.cwd, spec.home)
         env = environment(spec.home, spec.env, spec.secrets, self.secrets)
         for problem in (unfit, env):
             if isinstance(problem, Unfit):
                 return _failed(ErrorCode.AGENT_START_FAILED, "start", problem.why)
         journal = await asyncio.to_thread(SessionJournal(self.workspace, spec.home).read)
-        recorded = self._recorded(spec)
 
         def decide(capabilities: Capabilities) -> SessionDecision:
             live = self._live(membership)
@@ -86,7 +88,7 @@ class SessionOpener:
             case Unavailable(reason):
                 return _failed(ErrorCode.SESSION_UNAVAILABLE, "load", reason.value)
             case Continue():
-                return self._continued(membership, activation, agent_spec)
+                raise RuntimeError("continuing does not depend on the journal")
             case OpenNew() | Reload():
                 pass
         if membership.agent is not None:  # not the one that is recorded: two processes must never hold one session
@@ -94,6 +96,11 @@ class SessionOpener:
             membership.agent = None
         opening = _Opening(self, membership, activation, agent_spec, spec)
         return await opening.run(lambda agent: decide(agent.capabilities))
+
+    def _continues(self, membership: Membership, recorded: RecordedSession, spec: OpenSession) -> bool:
+        live = self._live(membership)
+        decision = decide_session(recorded, live, None, _ANY, new_session_per_turn=spec.new_session_per_turn)
+        return isinstance(decision, Continue)
 
     def _recorded(self, spec: OpenSession) -> RecordedSession:
         told = spec.recorded
@@ -121,7 +128,7 @@ class SessionOpener:
         )
 
     @staticmethod
-    def _continued(membership: Membership, activation: Activation, spec: AgentSpec) -> SessionAnswer:
+    def _continued(membership: Membership, activation: Activation, spec: OpenSession) -> SessionAnswer:
         agent = membership.agent
         if agent is None:
             raise RuntimeError("a session continues only in a live agent")

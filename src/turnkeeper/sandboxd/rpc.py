@@ -146,9 +146,15 @@ class Connection:
         except BlockingIOError:
             self._loop.add_writer(self._stdin, self._write)
             return
-        except OSError:  # stdin is closed; what the agent still says is heard until its stdout ends
+        except OSError:
             self._unwritten.clear()
+            self._loop.call_soon(self._deaf)  # not in this step: who sends does not expect to hear
         self._loop.remove_writer(self._stdin)
+
+    def _deaf(self) -> None:
+        """The agent closed its stdin: what it has said is heard, then it is as good as gone."""
+        self.read_now()
+        self.close()
 
     # what we hear
 

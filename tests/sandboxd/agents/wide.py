@@ -1,7 +1,9 @@
 """A minimal agent for lines that the scripted one does not write: large and not ASCII, oversized requests and responses."""
 
 import json
+import os
 import sys
+import threading
 from typing import Any
 
 MIB = 1024 * 1024
@@ -42,6 +44,10 @@ def perform(text: str, request_id: int) -> None:
             update(sessionUpdate="tool_call_update", toolCallId="t", status="completed", content=[block]),
             raw=wide(7 * MIB),
         )
+    elif text == "close-stdin":
+        os.close(0)
+        send({"id": "q", "method": "session/request_permission", "params": {}})
+        threading.Event().wait()
     elif text == "request":
         call = {"toolCallId": "t", "title": "RAW"}
         send({"id": "q", "method": "session/request_permission", "params": {"toolCall": call}}, raw=b"x" * 9 * MIB)
