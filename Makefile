@@ -11,7 +11,7 @@ ARGS ?=
 ## demo: install, start everything, run a conversation of three turns in a sandbox. ONCE=1 ends afterwards, JSON=1 prints one object last.
 demo: $(VENV)/.runtime
 	@sh deploy/system-packages.sh demo
-	$(BIN)/turnkeeper demo $(if $(ONCE),--once) $(if $(JSON),--json) $(ARGS)
+	@$(BIN)/turnkeeper demo $(if $(ONCE),--once) $(if $(JSON),--json) $(ARGS)
 
 ## test: lint, types, layers and the suite (ARGS="-k name" selects)
 test: $(VENV)/.dev
@@ -53,17 +53,18 @@ lock:
 
 $(VENV)/bin/python:
 	@sh deploy/system-packages.sh demo
-	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed (make PYTHON=python3.12)")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed (make PYTHON=python3.12)")'
+	@echo "installing into $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
 
 # Hashes are checked for every file; the package itself is installed from this tree, without a build environment of its own.
 $(VENV)/.runtime: requirements.lock requirements-build.lock pyproject.toml | $(VENV)/bin/python
-	$(PIP) install --require-hashes -r requirements.lock -r requirements-build.lock
-	$(PIP) install --no-deps --no-build-isolation -e .
+	@$(PIP) install --require-hashes -r requirements.lock -r requirements-build.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
-	$(PIP) install --require-hashes -r requirements-dev.lock
+	@$(PIP) install --require-hashes -r requirements-dev.lock
 	@touch $@
 
 clean:

@@ -154,7 +154,7 @@ class Key(Answer):
 class CreatedKey(Key):
     """The only time that the key itself is shown."""
 
-    key: str
+    key: str = Field(repr=False)
 
 
 class Me(Answer):

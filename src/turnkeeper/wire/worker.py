@@ -41,7 +41,7 @@ class Claim(Answer):
     attempt: Id
     attempt_no: int
     lease_generation: int
-    worker_token: str
+    worker_token: str = Field(repr=False)
     lease_ttl_s: int
     execution_timeout_s: int
     thread_id: Id
@@ -108,7 +108,7 @@ class ExecutionSpec(Answer):
     kind: Literal["chat", "resume", "subagent"]
     agent: str
     provisioner_url: str | None = None
-    provisioner_token: str
+    provisioner_token: str = Field(repr=False)
     ensure: EnsureRequest
     membership: MembershipFacts
     command: tuple[str, ...]
@@ -156,7 +156,7 @@ class ActivateAnswer(Answer):
     activation: Id
     membership: Id
     fence: int
-    activation_token: str
+    activation_token: str = Field(repr=False)
     lease_ttl_s: int
 
 
