@@ -31,6 +31,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+	$(BIN)/python tests/requirements_map.py --check
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
@@ -44,6 +45,7 @@ bench: $(VENV)/.dev
 ## docs: the pages that are generated from the code
 docs: $(VENV)/.dev
 	$(BIN)/python -m turnkeeper.domain.diagram > docs/state-machines.md
+	$(BIN)/python tests/requirements_map.py
 
 ## lock: pin again what pyproject.toml allows (uv is needed; the locks name no download host)
 lock:
