@@ -209,6 +209,24 @@ def test_a_turn_that_lives_through_a_kill_of_up_is_adopted_and_completes(product
     assert "turn 2, remembering 1 earlier turns" in product.completed(thread, "and on").text
 
 
+def test_a_second_ctrl_c_does_not_wait_for_the_turn(product: Product) -> None:
+    """The first one lets it end in time; asked again, `up` leaves it to the next start, which adopts it. Proves: H-04."""
+    agent = product.agent("hurry")
+    thread = product.conversation(agent, "hurry")
+    run_id, go = product.hold(thread, "hurry")
+    child, log = product.child(run_id), product.data.logs / "host.log"
+    drains = log.read_text().count("host_draining")
+    os.kill(product.up_pid, signal.SIGINT)
+    wait_for(lambda: log.read_text().count("host_draining") > drains, "the host waits for its turn")
+    os.kill(product.up_pid, signal.SIGINT)
+    assert product.wait_ended() == 0
+    assert is_alive(child)
+    product.start()
+    go.touch()
+    assert product.wait_status(run_id).status == "completed", product.tell()
+    assert len(product.ledger(agent)) == 1
+
+
 def test_an_unfinished_turn_ends_by_its_lease_when_up_stays_away(tmp_path: Path) -> None:
     """Killed for longer than the lease: the agent is stopped in time, the run ends with a clear code, nothing runs twice.
 

@@ -39,6 +39,18 @@ def test_the_first_reason_stays() -> None:
     assert stop.wait()
 
 
+def test_whoever_asks_again_is_heard() -> None:
+    """The first asking is the flag's; each later one reaches those who want to know of impatience."""
+    stop, heard = StopSignal(), list[str]()
+    stop.on_again(lambda: heard.append("again"))
+    stop.set("first")
+    assert heard == []
+    stop.set("second")
+    stop.set("third")
+    assert heard == ["again", "again"]
+    assert stop.reason == "first"
+
+
 def test_of_many_setters_one_is_first() -> None:
     """Callbacks run once, whoever sets."""
     stop, called, firsts = StopSignal(), list[int](), list[bool]()

@@ -51,6 +51,7 @@ class StopSignal:
         self._lock = threading.Lock()
         self._reason: str | None = None
         self._callbacks: list[Callable[[], None]] = []
+        self._impatient: list[Callable[[], None]] = []
 
     @property
     def event(self) -> threading.Event:
@@ -70,14 +71,16 @@ class StopSignal:
     def set(self, reason: str) -> bool:
         """Ask to stop. True for the first, False for everybody later. Not for use inside a signal handler."""
         with self._lock:
-            if self._event.is_set():
-                return False
-            self._reason = reason
-            self._event.set()
-            callbacks, self._callbacks = self._callbacks, []
+            first = not self._event.is_set()
+            if first:
+                self._reason = reason
+                self._event.set()
+                callbacks, self._callbacks = self._callbacks, []
+            else:
+                callbacks = list(self._impatient)
         for callback in callbacks:
             callback()
-        return True
+        return first
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait in a thread. False if the time passed first."""
@@ -116,6 +119,11 @@ class StopSignal:
                 self._callbacks.append(callback)
                 return
         callback()
+
+    def on_again(self, callback: Callable[[], None]) -> None:
+        """Call `callback` each time that somebody asks again from now on: they want it to end now. It must not block."""
+        with self._lock:
+            self._impatient.append(callback)
 
     def _forget(self, callback: Callable[[], None]) -> None:
         with self._lock, contextlib.suppress(ValueError):

@@ -285,15 +285,10 @@ class _Up:
             pids = {process.name: process.pid for process in processes}
             link = f"{url}{LINK_PATH}?token={made['link_secret']}"
             running = Running(url, link, self.data, made["uid"], pids)
-            result = on_ready(running)
-            if result is not None:
-                await result
-            await self.stop.wait_async()
+            await self._until_stopped(on_ready(running))
             return 0
         finally:
-            # The host first: its turns still need the others to end well.
-            for process in reversed(processes):
-                await process.stop()
+            await self._stop_all(processes)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -301,6 +296,37 @@ class _Up:
                 for line in await asyncio.to_thread(end_sandboxes, self.data):
                     log.warning("sandbox_not_ended", why=line)
                     click.echo(f"error: {line}", err=True)
+
+    async def _until_stopped(self, work: Awaitable[None] | None) -> None:
+        """Until somebody asks to stop; what `work` raises ends it too."""
+        stopping = asyncio.create_task(self.stop.wait_async(), name="stop")
+        working = set[asyncio.Future[None]]() if work is None else {asyncio.ensure_future(work)}
+        try:
+            await asyncio.wait({stopping, *working}, return_when=asyncio.FIRST_COMPLETED)
+            for done in working:
+                if done.done():
+                    done.result()
+            await stopping
+        finally:
+            for task in (stopping, *working):
+                task.cancel()
+
+    async def _stop_all(self, processes: list[ManagedProcess]) -> None:
+        """The host first: its turns still need the others to end well. Asked again (a second Ctrl-C), all at once."""
+        loop = asyncio.get_running_loop()
+        hurried: list[asyncio.Task[None]] = []
+
+        def hurry() -> None:
+            hurried.extend(loop.create_task(process.stop()) for process in processes)
+
+        def asked_again() -> None:
+            with contextlib.suppress(RuntimeError):  # all have stopped, and the loop has ended
+                loop.call_soon_threadsafe(hurry)
+
+        self.stop.on_again(asked_again)
+        for process in reversed(processes):
+            await process.stop()
+        await asyncio.gather(*hurried)
 
     async def _wait_ready(self, processes: list[ManagedProcess], url: str) -> None:
         """Until all of them answer: `/readyz` covers the database and the host, the provisioner is asked itself."""
