@@ -35,13 +35,21 @@ class ControlServer:
     """A running server. `url` has no slash at its end."""
 
     def __init__(
-        self, dsn: str, *, timing: Timing, limits: Limits, settings: ApiSettings, listen_to_signals: bool
+        self,
+        dsn: str,
+        *,
+        timing: Timing,
+        limits: Limits,
+        settings: ApiSettings,
+        listen_to_signals: bool,
+        pool_wait_s: float,
     ) -> None:
         self._dsn = dsn
         self._timing = timing
         self._limits = limits
         self._settings = settings
         self._listen = listen_to_signals
+        self._pool_wait_s = pool_wait_s
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._main, name="control server", daemon=True)
         self._socket = socket.socket()
@@ -88,7 +96,7 @@ class ControlServer:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        async with open_database(self._dsn, min_size=1, max_size=8) as database:
+        async with open_database(self._dsn, min_size=1, max_size=8, pool_wait_s=self._pool_wait_s) as database:
             bus = SignalBus(self._dsn)
             if self._listen:
                 await bus.start()
@@ -123,6 +131,7 @@ def control_server(
     settings: ApiSettings | None = None,
     heartbeat_s: float | None = None,
     listen_to_signals: bool = True,
+    pool_wait_s: float = 10.0,
 ) -> Generator[ControlServer]:
     """A server on `dsn` within the block."""
     timing = timing or Timing()
@@ -134,6 +143,7 @@ def control_server(
         limits=limits or Limits(),
         settings=settings or ApiSettings(),
         listen_to_signals=listen_to_signals,
+        pool_wait_s=pool_wait_s,
     )
     server.start()
     try:

@@ -20,7 +20,7 @@ UNAUTHORIZED = [
 ]
 
 
-def test_without_a_good_key_nothing_opens(world: World) -> None:
+def test_without_a_good_key_nothing_opens(shared_world: World) -> None:
     """401 with the way in, whatever is wrong with the key; the same for every route."""
     for headers in UNAUTHORIZED:
         for method, path in (
@@ -30,7 +30,7 @@ def test_without_a_good_key_nothing_opens(world: World) -> None:
             ("GET", f"/v1/runs/{new_id()}/events"),
             ("POST", "/v1/admin/users"),
         ):
-            answer = world.client().request(method, path, headers=headers, json={} if method == "POST" else None)
+            answer = shared_world.client().request(method, path, headers=headers, json={} if method == "POST" else None)
             problem(answer, 401, "unauthorized")
             assert answer.headers["www-authenticate"].startswith("Bearer")
 
@@ -138,15 +138,18 @@ def test_problems_speak_the_owners_language(world: World) -> None:
     "host",
     ["evil.example", "127.0.0.1.evil.example:8420", "", "10.0.0.1", "[::1].evil", "[", "127.0.0.1:x", "127.0.0.1:1:2"],
 )
-def test_another_name_is_refused(world: World, host: str) -> None:
+def test_another_name_is_refused(shared_world: World, host: str) -> None:
     """A page of another site whose name points here (DNS rebinding) says its own name, and gets nothing."""
     for path in ("/v1/me", "/conversations", "/login?token=x", "/openapi.json", "/static/style.css"):
-        answer = world.owner.http.get(path, headers={"Host": host})
+        answer = shared_world.owner.http.get(path, headers={"Host": host})
         problem(answer, 403, "forbidden")
     for good in ("127.0.0.1:99999", "localhost:", "[::1]:80"):
-        assert world.owner.http.get("/v1/me", headers={"Host": good}).status_code == 200
-        assert world.client().get("/conversations", headers={"Host": good}).status_code == 401
-    assert world.owner.http.get("/v1/me", headers={"Host": f"LocalHost:{world.server.port}"}).status_code == 200
+        assert shared_world.owner.http.get("/v1/me", headers={"Host": good}).status_code == 200
+        assert shared_world.client().get("/conversations", headers={"Host": good}).status_code == 401
+    assert (
+        shared_world.owner.http.get("/v1/me", headers={"Host": f"LocalHost:{shared_world.server.port}"}).status_code
+        == 200
+    )
 
 
 def _request(world: World, client: httpx2.Client, method: str, path: str, body: object = None) -> httpx2.Response:
@@ -156,7 +159,7 @@ def _request(world: World, client: httpx2.Client, method: str, path: str, body: 
     return client.send(request)
 
 
-def test_raw_paths_do_not_leave_their_route(world: World) -> None:
+def test_raw_paths_do_not_leave_their_route(shared_world: World) -> None:
     """Case: F14. Dots, NULs and broken bytes in the request line: a clean refusal, and the connection's server lives."""
     for raw in (
         b"/v1/../../etc/passwd",
@@ -167,7 +170,7 @@ def test_raw_paths_do_not_leave_their_route(world: World) -> None:
         b"//",
         b"*",
     ):
-        with socket.create_connection(("127.0.0.1", world.server.port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", shared_world.server.port), timeout=10) as sock:
             sock.sendall(b"GET " + raw + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
             answer = b""
             while data := sock.recv(65536):
@@ -175,4 +178,4 @@ def test_raw_paths_do_not_leave_their_route(world: World) -> None:
         assert answer[:12] in (b"HTTP/1.1 404", b"HTTP/1.1 400", b"HTTP/1.1 401"), (raw, answer[:200])
         assert b"Traceback" not in answer
         assert b"root:" not in answer
-    assert world.owner.http.get("/v1/me").status_code == 200
+    assert shared_world.owner.http.get("/v1/me").status_code == 200

@@ -80,8 +80,8 @@ def test_a_created_key_is_shown_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "ä", "a\tb"])
-def test_a_key_has_a_form(world: World, key: str) -> None:
+def test_a_key_has_a_form(shared_world: World, key: str) -> None:
     """1 to 255 printable ASCII characters."""
     headers: dict[str, Any] = {"Idempotency-Key": key.encode("utf-8")}
-    answer = world.owner.http.post("/v1/conversations", json={"agent": "scripted"}, headers=headers)
+    answer = shared_world.owner.http.post("/v1/conversations", json={"agent": "scripted"}, headers=headers)
     assert problem(answer, 400, "bad_request")["field"] == "Idempotency-Key"

@@ -24,17 +24,17 @@ def test_every_thing_once_and_in_order(world: World, limit: int) -> None:
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=201", "limit=x", "limit=-1", "limit=1e3", "limit=", "limit=%00"])
-def test_a_limit_is_a_number_within_bounds(world: World, query: str) -> None:
+def test_a_limit_is_a_number_within_bounds(shared_world: World, query: str) -> None:
     """400 that names it."""
-    assert problem(world.owner.http.get(f"/v1/runs?{query}"), 400, "bad_request")["field"] == "limit"
+    assert problem(shared_world.owner.http.get(f"/v1/runs?{query}"), 400, "bad_request")["field"] == "limit"
 
 
 @pytest.mark.parametrize("cursor", ["x", "..", "%00", "AAAA", "'; DROP TABLE runs; --", "a" * 5000, "é", ""])
-def test_a_cursor_is_one_of_ours(world: World, cursor: str) -> None:
+def test_a_cursor_is_one_of_ours(shared_world: World, cursor: str) -> None:
     """400 that names it, for every list."""
-    thread_id = world.owner.conversation()["thread_id"]
+    thread_id = shared_world.owner.conversation()["thread_id"]
     for path in ("/v1/runs", "/v1/conversations", f"/v1/conversations/{thread_id}/messages"):
-        found = problem(world.owner.http.get(path, params={"cursor": cursor}), 400, "bad_request")
+        found = problem(shared_world.owner.http.get(path, params={"cursor": cursor}), 400, "bad_request")
         assert found["field"] == "cursor"
 
 

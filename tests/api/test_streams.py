@@ -55,9 +55,9 @@ def _end(turn: Turn) -> None:
 
 
 @pytest.mark.parametrize("path", [_conversation, _run])
-def test_a_client_that_is_cut_misses_nothing(world: World, path: Path) -> None:
+def test_a_client_that_is_cut_misses_nothing(shared_world: World, path: Path) -> None:
     """Case: F09. 1,000 events with heartbeats between them; cut every 7 frames, every other time inside a frame."""
-    run, turn = _begin(world)
+    run, turn = _begin(shared_world)
     pieces = [f"{n} " + "ä😀\n" * (n % 50) for n in range(1000)]
     heard = threading.Event()
 
@@ -75,7 +75,9 @@ def test_a_client_that_is_cut_misses_nothing(world: World, path: Path) -> None:
     last: int | None = None
     while not (frames and frames[-1].kind == "end"):
         headers = {} if last is None else {"Last-Event-ID": str(last)}
-        with reading(world.server.port, path(world, run) + "?after=0", world.owner.key, headers) as reader:
+        with reading(
+            shared_world.server.port, path(shared_world, run) + "?after=0", shared_world.owner.key, headers
+        ) as reader:
             reader.commented = heard
             got = reader.bytes_of(7, extra=11 * (cuts % 2))
             assert got[0].kind == "snapshot"
@@ -84,44 +86,44 @@ def test_a_client_that_is_cut_misses_nothing(world: World, path: Path) -> None:
         cuts += 1
         assert cuts < 1000
     writer.join()
-    assert _told(frames) == _stored(world, run, of_run=path is _run)
+    assert _told(frames) == _stored(shared_world, run, of_run=path is _run)
     assert "".join(frame.data["text"] for frame in frames if frame.kind == "text") == "".join(pieces)
     assert cuts > 100
 
 
 @pytest.mark.parametrize("path", [_conversation, _run])
 @pytest.mark.parametrize("last", ["99999999", "9" * 300, "-1", "abc", "0x10", "1.5", "١", "1;drop", " "])
-def test_an_id_that_cannot_be_ours_starts_again(world: World, path: Path, last: str) -> None:
+def test_an_id_that_cannot_be_ours_starts_again(shared_world: World, path: Path, last: str) -> None:
     """Case: F09. From the future or garbage in `Last-Event-ID`: everything again, announced by `restart`."""
-    run = world.turn("a", "b")
+    run = shared_world.turn("a", "b")
     headers = {"Last-Event-ID": last.encode().decode("latin-1")}
-    with reading(world.server.port, path(world, run), world.owner.key, headers) as reader:
+    with reading(shared_world.server.port, path(shared_world, run), shared_world.owner.key, headers) as reader:
         frames = reader.until("end")
     assert frames[0].kind == "snapshot"
     assert frames[0].data["restart"] is True
-    assert _told(frames) == _stored(world, run)
+    assert _told(frames) == _stored(shared_world, run)
 
 
 @pytest.mark.parametrize("after", ["abc", "-1", "1.5", "", "0x10", "1%00", "%D9%A1"])
-def test_a_garbage_after_is_refused(world: World, after: str) -> None:
+def test_a_garbage_after_is_refused(shared_world: World, after: str) -> None:
     """Case: F09, F14. A program wrote it: it is told what would be right."""
-    run = world.turn()
+    run = shared_world.turn()
     for path in (_conversation, _run):
-        found = problem(world.owner.http.get(f"{path(world, run)}?after={after}"), 400, "bad_request")
+        found = problem(shared_world.owner.http.get(f"{path(shared_world, run)}?after={after}"), 400, "bad_request")
         assert found["field"] == "after"
 
 
 @pytest.mark.parametrize("path", [_conversation, _run])
-def test_dropped_events_are_told_as_a_gap(world: World, path: Path) -> None:
+def test_dropped_events_are_told_as_a_gap(shared_world: World, path: Path) -> None:
     """Case: F09. The oldest events were dropped: one `gap` with its bounds, then everything that is stored."""
-    run = world.turn(*[f"t{n}" for n in range(20)])
-    _drop(world, run, upto=10)
-    with reading(world.server.port, path(world, run) + "?after=3", world.owner.key) as reader:
+    run = shared_world.turn(*[f"t{n}" for n in range(20)])
+    _drop(shared_world, run, upto=10)
+    with reading(shared_world.server.port, path(shared_world, run) + "?after=3", shared_world.owner.key) as reader:
         frames = reader.until("end")
     gaps = [frame for frame in frames if frame.kind == "gap"]
     assert [(gap.data["from"], gap.data["to"]) for gap in gaps] == [(4, 10)]
     assert frames.index(gaps[0]) == 1
-    assert _told(frames) == _stored(world, run)
+    assert _told(frames) == _stored(shared_world, run)
 
 
 def test_the_end_arrives_where_all_was_dropped(world: World) -> None:
@@ -137,13 +139,13 @@ def test_the_end_arrives_where_all_was_dropped(world: World) -> None:
     assert frames[-1].data["run_id"] == run["id"]
 
 
-def test_the_end_arrives_for_one_who_comes_after_it(world: World) -> None:
+def test_the_end_arrives_for_one_who_comes_after_it(shared_world: World) -> None:
     """Case: F09. Also for a reader that has it already; then the stream closes."""
-    run = world.turn("a")
-    last = _stored(world, run)[-1][0]
+    run = shared_world.turn("a")
+    last = _stored(shared_world, run)[-1][0]
     for after in (None, 0, last - 1, last):
         query = "" if after is None else f"?after={after}"
-        with reading(world.server.port, _run(world, run) + query, world.owner.key) as reader:
+        with reading(shared_world.server.port, _run(shared_world, run) + query, shared_world.owner.key) as reader:
             frames = list(reader.frames())
             assert reader.ended
         assert frames[-1].kind == "end"
@@ -276,31 +278,40 @@ def test_a_stream_ends_soon_after_its_key(dsn: str) -> None:
         world.close()
 
 
-def test_other_peoples_streams_are_not_there(world: World) -> None:
+def test_other_peoples_streams_are_not_there(shared_world: World) -> None:
     """404 for an id of somebody else's, for one that does not exist, and for what is no id."""
-    run = world.turn()
-    other = world.add_owner("eve", role="owner")
-    for path in (_conversation(world, run), _run(world, run), "/v1/runs/x/events", "/v1/conversations/..%2f/events"):
+    run = shared_world.turn()
+    other = shared_world.add_owner("eve", role="owner")
+    for path in (
+        _conversation(shared_world, run),
+        _run(shared_world, run),
+        "/v1/runs/x/events",
+        "/v1/conversations/..%2f/events",
+    ):
         problem(other.http.get(path), 404, "not_found")
         problem(other.http.get(path, headers={"Accept": "application/json"}), 404, "not_found")
 
 
-def test_pages_of_events(world: World) -> None:
+def test_pages_of_events(shared_world: World) -> None:
     """The same events as JSON, page by page."""
-    run = world.turn(*[f"t{n}" for n in range(25)])
+    run = shared_world.turn(*[f"t{n}" for n in range(25)])
     for path in (_conversation, _run):
         found: list[Json] = []
         cursor: str | None = None
         while True:
             params: dict[str, Any] = {"limit": 7, **({} if cursor is None else {"cursor": cursor})}
-            page = world.owner.good("GET", path(world, run), params=params, headers={"Accept": "application/json"})
+            page = shared_world.owner.good(
+                "GET", path(shared_world, run), params=params, headers={"Accept": "application/json"}
+            )
             found += page["items"]
             cursor = page["next"]
             if cursor is None:
                 break
-        assert [(event["seq"], event["kind"], event["data"]) for event in found] == _stored(world, run)
+        assert [(event["seq"], event["kind"], event["data"]) for event in found] == _stored(shared_world, run)
     problem(
-        world.owner.http.get(_run(world, run), params={"cursor": "x"}, headers={"Accept": "application/json"}),
+        shared_world.owner.http.get(
+            _run(shared_world, run), params={"cursor": "x"}, headers={"Accept": "application/json"}
+        ),
         400,
         "bad_request",
     )

@@ -97,9 +97,9 @@ def test_a_cancel_reaches_a_waiting_worker(world: World) -> None:
 
 
 @pytest.mark.parametrize("wait", ["x", "-1", "nan", "inf", "1e999", ""])
-def test_a_wait_is_a_number_of_seconds(world: World, wait: str) -> None:
+def test_a_wait_is_a_number_of_seconds(shared_world: World, wait: str) -> None:
     """A refusal names the field."""
-    found = problem(world.host.get("/v1/agent/worker/work", params={"wait": wait}), 400, "bad_request")
+    found = problem(shared_world.host.get("/v1/agent/worker/work", params={"wait": wait}), 400, "bad_request")
     assert found["field"] == "wait"
 
 
