@@ -125,7 +125,12 @@ async def test_agents(driver: Driver) -> None:
     ready_made = AgentDefinition(name="helper", title="H", command=("helper",))
     assert not await agents.put_if_new(driver.s.db, ready_made)
     assert await agents.put_if_new(driver.s.db, AgentDefinition(name="fresh", title="F", command=("fresh",)))
-    wanted(await agents.get_agent(driver.s, "fresh"), Agent)
+    newer = AgentDefinition(name="fresh", title="Newer", command=("fresh", "--new"))
+    assert not await agents.put_if_new(driver.s.db, newer)
+    assert wanted(await agents.get_agent(driver.s, "fresh"), Agent).title == "Newer"
+    wanted(await agents.put_agent(driver.s, "fresh", {"name": "fresh", "title": "Mine", "command": ["mine"]}), Agent)
+    assert not await agents.put_if_new(driver.s.db, newer)
+    assert wanted(await agents.get_agent(driver.s, "fresh"), Agent).title == "Mine"
 
 
 async def test_an_agent_whose_command_is_missing_says_how_to_install_it(driver: Driver) -> None:

@@ -72,13 +72,24 @@ async def _put(tx: Tx, definition: AgentDefinition) -> AgentRow:
 
 
 async def put_if_new(db: Database, definition: AgentDefinition) -> bool:
-    """Add a ready-made definition, unless there is or was an agent of that name. Whether it was added."""
+    """Add a ready-made definition, unless there is or was an agent of that name; whether it was added.
+
+    One that comes from an earlier release and that nobody has replaced or removed is brought to this release's.
+    """
+    stored = definition_json(definition)
 
     async def work(tx: Tx) -> bool:
-        if await statements.get_agent(tx, definition.name) is not None:
-            return False
-        await _put(tx, definition)
-        return True
+        if await statements.get_agent(tx, definition.name) is None:
+            await _put(tx, definition)
+            return True
+        await statements.refresh_agent(
+            tx,
+            name=definition.name,
+            definition=stored,
+            sha256=canonical_sha256(stored),
+            runtime_policy=definition.runtime_policy.value,
+        )
+        return False
 
     return await db.run("agent.ready_made", work)
 

@@ -110,12 +110,3 @@ async def was_admitted(reader: Reader, run_id: str) -> bool:
     return await reader.fetch_value(
         "SELECT EXISTS (SELECT 1 FROM activations WHERE run_id = %s AND admitted_at IS NOT NULL)", (run_id,)
     )
-
-
-async def newest_of_run(reader: Reader, run_id: str) -> ActivationRow | None:
-    """The newest activation of a run."""
-    return await reader.fetch_one(
-        f"SELECT {COLUMNS} FROM activations WHERE run_id = %s ORDER BY fence DESC, created_at DESC LIMIT 1",
-        (run_id,),
-        as_=ActivationRow,
-    )

@@ -21,9 +21,10 @@ class AgentRow:
 
 
 async def put_agent(tx: Tx, *, name: str, definition: dict[str, Any], sha256: str, runtime_policy: str) -> AgentRow:
-    """Add or replace a definition; a removed one comes back."""
+    """Add or replace a definition; a removed one comes back. As long as it was never replaced, both its times are equal."""
     row = await tx.fetch_one(
-        "INSERT INTO agents AS a (name, definition, sha256, runtime_policy) VALUES (%s, %s, %s, %s) "
+        "INSERT INTO agents AS a (name, definition, sha256, runtime_policy, created_at, updated_at) "
+        "SELECT %s, %s, %s, %s, t.at, t.at FROM (SELECT tk_now() AS at) t "
         "ON CONFLICT (name) DO UPDATE SET definition = EXCLUDED.definition, sha256 = EXCLUDED.sha256, "
         "runtime_policy = EXCLUDED.runtime_policy, removed_at = NULL, "
         "updated_at = CASE WHEN a.sha256 = EXCLUDED.sha256 THEN a.updated_at ELSE tk_now() END "
@@ -33,6 +34,15 @@ async def put_agent(tx: Tx, *, name: str, definition: dict[str, Any], sha256: st
     )
     assert row is not None  # noqa: S101 - an upsert returns its row
     return row
+
+
+async def refresh_agent(tx: Tx, *, name: str, definition: dict[str, Any], sha256: str, runtime_policy: str) -> int:
+    """Bring a definition that nobody has replaced or removed to a newer one of ours. Zero: somebody has."""
+    return await tx.execute(
+        "UPDATE agents SET definition = %s, sha256 = %s, runtime_policy = %s WHERE name = %s AND sha256 <> %s "
+        "AND created_at = updated_at AND removed_at IS NULL",
+        (jsonb(definition), sha256, runtime_policy, name, sha256),
+    )
 
 
 async def get_agent(reader: Reader, name: str) -> AgentRow | None:

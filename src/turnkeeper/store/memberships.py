@@ -47,17 +47,6 @@ async def create_membership(tx: Tx, lease: Lease, *, membership_id: str, runtime
     )
 
 
-async def get_membership(reader: Reader, thread_id: str) -> MembershipRow | None:
-    """The conversation's row."""
-    return await reader.fetch_one(
-        "SELECT id, shared_workspace_id, thread_id, native_session, native_turn, state, fence, activation_id, "
-        "admitted_job_id, lost_reason, settled_generation, settled_boot_id, agent_pid, agent_start_ticks "
-        "FROM memberships WHERE thread_id = %s",
-        (thread_id,),
-        as_=MembershipRow,
-    )
-
-
 async def activate(tx: Tx, lease: Lease, *, membership_id: str, fence: int, activation_id: str, source: str) -> int:
     """Raise the fence from `fence` by one and give the membership to an activation; nothing is admitted in it yet.
 

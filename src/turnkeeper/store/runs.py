@@ -191,15 +191,6 @@ async def set_run_provisioner(tx: Tx, run_id: str, provisioner: str) -> int:
     )
 
 
-async def waiting_in_scope(reader: Reader, runtime_scope_id: str) -> list[RunRow]:
-    """The waiting runs of a scope, in the order of their lines."""
-    return await reader.fetch_all(
-        f"SELECT {COLUMNS} FROM runs WHERE runtime_scope_id = %s AND status = 'pending' ORDER BY queue_position",
-        (runtime_scope_id,),
-        as_=RunRow,
-    )
-
-
 async def unclaimed(reader: Reader, *, bound_s: float, limit: int) -> list[RunRow]:
     """Ready runs that no host took for `bound_s`, while no live host of their provisioner exists."""
     return await reader.fetch_all(

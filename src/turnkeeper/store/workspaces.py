@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from turnkeeper.store.guards import HELD, Lease
-from turnkeeper.store.tx import Reader, Tx
+from turnkeeper.store.tx import Tx
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,6 @@ async def create_workspace(
         f"SELECT %(id)s, %(uid)s, %(scope)s, %(provisioner)s, %(sandbox)s WHERE {HELD} "
         "ON CONFLICT (runtime_scope_id) DO NOTHING",
         lease.params(id=workspace_id, uid=uid, scope=runtime_scope_id, provisioner=provisioner, sandbox=sandbox_id),
-    )
-
-
-async def get_workspace(reader: Reader, runtime_scope_id: str) -> WorkspaceRow | None:
-    """The scope's row."""
-    return await reader.fetch_one(
-        "SELECT id, uid, runtime_scope_id, provisioner, sandbox_id, generation, boot_id, epoch FROM shared_workspaces "
-        "WHERE runtime_scope_id = %s",
-        (runtime_scope_id,),
-        as_=WorkspaceRow,
     )
 
 
