@@ -32,7 +32,7 @@ class Sizes:
     cold: int = 20
     slow_chunks: int = 100
     fast_chunks: int = 500
-    drivers: tuple[int, ...] = (1, 4, 8)
+    drivers: tuple[int, ...] = (1, 2, 4)
     turns_each: int = 60
     live_turns: int = 3
 

@@ -1,4 +1,6 @@
-"""One worker's part of a turn, spoken to the control plane without a sandbox or an agent behind it.
+"""A host and its workers, as far as the control plane hears of them: without a sandbox or an agent behind them.
+
+One loop claims, as in a host, whenever a driver is free; each driver carries one turn at a time.
 
 The calls are those of a real turn, in its order: claim, prepare, manifest, container, activate, admit, the events of a
 short answer, settle, the settlement's event, finish. What the sandbox manager would have said is made up.
@@ -44,44 +46,31 @@ class Tally:
     call_ms: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
 
-class Driver:
-    """Claims whatever is there and carries it to its end, one turn after the other. `left` is shared by all drivers."""
+class _Claims:
+    """The one connection that claims."""
 
-    def __init__(self, url: str, host_token: str, incarnation: str, left: list[int], tally: Tally) -> None:
-        self._url = url
+    def __init__(self, connection: Connection, host_token: str, incarnation: str, tally: Tally) -> None:
+        self.connection = connection
         self._host_token = host_token
         self._incarnation = incarnation
-        self._left = left
         self._tally = tally
 
-    async def run(self) -> None:
-        """Until so many turns are done as were left."""
-        connection = await Connection.open(self._url)
-        try:
-            while self._left[0] > 0:
-                self._left[0] -= 1
-                await self._turn(connection)
-        finally:
-            connection.close()
-
-    async def _turn(self, connection: Connection) -> None:
-        began = time.perf_counter()
-        claim = await self._claim(connection)
-        while claim is None:
+    async def next(self) -> tuple[dict[str, Any], float]:
+        """A claim, waited for as a host does, and when it was sent."""
+        while True:
+            began = time.perf_counter()
+            claim = await self._claim()
+            if claim is not None:
+                return claim, began
             self._tally.empty_claims += 1
             path = f"{_WORKER}/work?wait={_EMPTY_WAIT_S}&incarnation={self._incarnation}"
-            await connection.call("GET", path, self._host_token)
-            began = time.perf_counter()
-            claim = await self._claim(connection)
-        await _Turn(connection, claim, self._tally).carry_out()
-        self._tally.turn_ms.append((time.perf_counter() - began) * 1000)
-        self._tally.turns += 1
+            await self.connection.call("GET", path, self._host_token)
 
-    async def _claim(self, connection: Connection) -> dict[str, Any] | None:
+    async def _claim(self) -> dict[str, Any] | None:
         request = ClaimRequest(claim_id=new_id(), incarnation=self._incarnation, rooms=1)
         body = request.model_dump_json().encode()
         began = time.perf_counter()
-        answer = await connection.call("POST", f"{_WORKER}/claim", self._host_token, body)
+        answer = await self.connection.call("POST", f"{_WORKER}/claim", self._host_token, body)
         _note(self._tally, "claim", began)
         return answer.get("claim")
 
@@ -162,9 +151,26 @@ def _note(tally: Tally, name: str, began: float) -> None:
 
 
 async def drive(url: str, host_token: str, incarnation: str, *, drivers: int, turns: int) -> Tally:
-    """`drivers` side by side, `turns` in all. Raises what the first failing driver raised."""
-    tally, left = Tally(), [turns]
-    async with asyncio.TaskGroup() as group:
-        for _ in range(drivers):
-            group.create_task(Driver(url, host_token, incarnation, left, tally).run())
+    """At most `drivers` turns at a time, `turns` in all. Raises what failed first."""
+    tally, free, idle = Tally(), asyncio.Semaphore(drivers), list[Connection]()
+    claims = _Claims(await Connection.open(url), host_token, incarnation, tally)
+
+    async def carry(claim: dict[str, Any], began: float) -> None:
+        connection = idle.pop() if idle else await Connection.open(url)
+        await _Turn(connection, claim, tally).carry_out()
+        idle.append(connection)
+        tally.turn_ms.append((time.perf_counter() - began) * 1000)
+        tally.turns += 1
+        free.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(turns):
+                await free.acquire()
+                group.create_task(carry(*await claims.next()))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        for connection in (claims.connection, *idle):
+            connection.close()
     return tally

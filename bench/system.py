@@ -23,7 +23,9 @@ from turnkeeper.wire.turn import EventKind
 
 AGENT = "bench"
 CAPACITY = 8
-"""Trees at once: also what one owner may have."""
+"""Trees at once on the host."""
+OWNER_ROOM = 4
+"""Trees at once of one owner."""
 LEDGER = "bench-ledger.jsonl"
 READY_WITHIN_S = 180.0
 STOP_WITHIN_S = 100.0
