@@ -132,5 +132,4 @@ class Response:
         """The answer is whole."""
         if self.head_complete:
             self.complete = True
-            # asked here, as the parser forgets it after this callback
-            self.keep_alive = not self._surplus and self._parser.should_keep_alive()
+            self.keep_alive = self._parser.should_keep_alive()  # the parser forgets it after this callback
