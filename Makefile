@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
+WORKERS ?= 4
 
 .PHONY: demo test lint format bench test-agents lock docs clean
 
@@ -17,7 +18,7 @@ demo: $(VENV)/.runtime
 test: $(VENV)/.dev
 	@sh deploy/system-packages.sh test
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -m "not agents" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not agents" $(ARGS)
 	@if [ -z "$(ARGS)" ]; then $(MAKE) --no-print-directory test-agents; fi
 
 ## test-agents: real agents that nobody here wrote; installs those that can be installed here and says which it skipped
