@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -226,6 +227,7 @@ async def test_sandbox_without_a_recorded_pid_1_is_found(settings: ProvisionerSe
             "env": {},
             "isolated": True,
             "keep_fds": [3, 4, 5],
+            "look_interval_s": 30,
         }
     )
     assert wait_gone(launcher.process, 10)
@@ -316,6 +318,23 @@ async def test_records_with_hostile_values(settings: ProvisionerSettings, field:
     assert isinstance(await backend.lookup(scope.sandbox_id), Unknown)
     places.record.write_text(kept)
     assert await backend.lookup(scope.sandbox_id) == instance
+
+
+async def test_launcher_whose_record_is_gone_ends(settings: ProvisionerSettings) -> None:
+    """A data directory that was removed under a running sandbox: its launcher notices, and the sandbox ends with it."""
+    command = ("/bin/sh", "-c", "sleep 1000")
+    local = replace(standin_settings(settings), look_interval_s=0.1, manager_command=command)
+    backend, scope = LocalBackend(local), Scope()
+    backend.check()
+    await backend.create(order_for(settings, scope))
+    places = places_of(settings, scope)
+    wait_until(places.instance.exists)
+    launcher, init, _ = identities(settings, scope)
+    assert not wait_gone(launcher, 0.5)
+    shutil.rmtree(places.directory)
+    assert wait_gone(launcher, 10)
+    assert wait_gone(init, 10)
+    await backend.lookup(scope.sandbox_id)
 
 
 async def test_launcher_log_is_bounded(served: Served) -> None:

@@ -78,6 +78,8 @@ class LocalSettings:
     manager_command: tuple[str, ...] = MANAGER_COMMAND
     manager_programs: tuple[str, ...] = ()
     end_timeout_s: float = 30.0
+    look_interval_s: float = 30.0
+    """How often a launcher looks whether its record is still there."""
 
 
 class LocalBackend:
@@ -283,6 +285,7 @@ class LocalBackend:
                 "argv": command,
                 "env": environment,
                 "isolated": self._settings.isolated,
+                "look_interval_s": self._settings.look_interval_s,
                 "keep_fds": [LISTEN_FD, SECCOMP_FD, START_FD] if self._settings.isolated else [LISTEN_FD, START_FD],
             }
         )

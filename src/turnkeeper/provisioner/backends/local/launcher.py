@@ -10,10 +10,11 @@ empty. The block is a pipe opened for reading and writing at once: it has no end
 dies at that very moment never runs anything.
 
 Afterwards it keeps the sandbox's stderr in `launcher.log` (two files of bounded size), and at the end writes `exit.json`.
-It has no handler for any signal: what ends it ends the sandbox.
+It has no handler for any signal: what ends it ends the sandbox. And it ends by itself when its record is no longer there (the
+data directory was removed): nobody could ever find or end this sandbox again.
 """
 
-# ruff: noqa: PTH105, PTH118, PTH123 - pathlib would be a tenth of a process that only waits
+# ruff: noqa: PTH105, PTH116, PTH118, PTH123 - pathlib would be a tenth of a process that only waits
 import json
 import os
 import select
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
         env: dict[str, str]
         isolated: bool
         keep_fds: list[int]
+        look_interval_s: float
 
 
 LOG_BYTES_MAX = 1 << 20
 ORDERS_BYTES_MAX = 1 << 20
 NO_ORDERS = 3
-REAP_INTERVAL_MS = 60_000
+NO_RECORD = 4
 
 
 def main() -> int:
@@ -55,7 +57,8 @@ def main() -> int:
         write_json(directory, "exit.json", {"status": None})
         return 1
     os.close(log_write)
-    pump(log_read, child, log)
+    if not pump(log_read, child, log, Record(directory), orders["look_interval_s"]):
+        return NO_RECORD
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     write_json(directory, "exit.json", {"status": status})
     return 0
@@ -162,16 +165,21 @@ def start_ticks(pid: int) -> int:
         return int(file.read().rpartition(b")")[2].split()[19])
 
 
-def pump(log_read: int, child: int, log: "BoundedLog") -> None:
-    """Keep what the sandbox writes until it has ended. What an orphan may still hold open is not waited for."""
+def pump(log_read: int, child: int, log: "BoundedLog", record: "Record", look_interval_s: float) -> bool:
+    """Keep what the sandbox writes until it has ended (True), or its record is gone (False).
+
+    What an orphan may still hold open of the pipe is not waited for.
+    """
     pidfd = os.pidfd_open(child)
     poll = select.poll()
     poll.register(log_read, select.POLLIN)
     poll.register(pidfd, select.POLLIN)
     ended = False
     while True:
-        ready = {fd for fd, _ in poll.poll(0 if ended else REAP_INTERVAL_MS)}
+        ready = {fd for fd, _ in poll.poll(0 if ended else look_interval_s * 1000)}
         reap_orphans(child)
+        if not ready and not ended and record.is_gone():
+            return False
         if log_read in ready:
             data = os.read(log_read, 65536)
             if data:
@@ -179,12 +187,32 @@ def pump(log_read: int, child: int, log: "BoundedLog") -> None:
             else:
                 poll.unregister(log_read)
                 if ended:
-                    return
+                    return True
         elif ended:
-            return
+            return True
         if pidfd in ready:
             poll.unregister(pidfd)
             ended = True
+
+
+class Record:
+    """Whether the record is still there. Only its absence counts, twice in a row: other errors of a disk say nothing."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = os.path.join(directory, "record.json")
+        self._absent = 0
+
+    def is_gone(self) -> bool:
+        """Look once."""
+        try:
+            os.stat(self._path)
+        except FileNotFoundError:
+            self._absent += 1
+        except OSError:
+            return False
+        else:
+            self._absent = 0
+        return self._absent > 1
 
 
 def reap_orphans(child: int) -> None:
