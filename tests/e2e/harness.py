@@ -33,7 +33,7 @@ from turnkeeper.provisioner.backends.local.records import Places, read_record, s
 from turnkeeper.wire.public import NewConversation, Run, RunDetail
 from turnkeeper.wire.turn import EventKind
 
-READY_WITHIN_S = 90.0
+READY_WITHIN_S = 130.0
 WAIT_S = 40.0
 STOP_WITHIN_S = 60.0
 # A lease that ends soon; interval + timeout stay below it (L-09).

@@ -17,7 +17,7 @@ from turnkeeper.kit.ids import new_id
 # An id that belongs to nothing; the same in every process, so that the tests can be spread over several.
 NOBODYS = "01a229e7-064d-76e1-9839-0d6f7a1b2c3d"
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(180)
 
 Tk = Callable[..., Ran]
 

@@ -154,6 +154,36 @@ def test_a_worker_that_is_killed_loses_the_turn_and_never_repeats_it(hasty: Prod
     ]
 
 
+def test_a_worker_that_is_killed_before_admission_costs_nothing_but_the_turn(hasty: Product) -> None:
+    """In a setup command: the message never reached the agent, which is said, and the conversation goes on.
+
+    Proves: R-01, R-05, D-03, A-05.
+    """
+    setup = "touch /workspace/setup-begun; [ -e /workspace/setup-go ] || sleep 60"
+    agent = hasty.agent("kill-early", setup=[["/bin/sh", "-c", setup]])
+    thread = hasty.conversation(agent, "kill/early")
+    run_id = hasty.submit(thread, "/say never delivered")
+    wait_for((hasty.workspace / "setup-begun").exists, "the setup command runs")
+    assert kill(hasty.child(run_id), signal.SIGKILL)
+    run = hasty.wait_status(run_id, timeout_s=LEASE_S + GRACE_S + ROUND_S + 15)
+    assert (run.status, run.error_code) == ("failed", "worker_lease_expired"), f"{run}\n{hasty.tell()}"
+    (hasty.workspace / "setup-go").touch()
+    done = hasty.completed(thread, "and on")
+    assert "turn 1, remembering 0 earlier turns" in done.text
+    assert [entry.text for entry in hasty.ledger(agent)] == ["and on"]
+    rows = hasty.rows("SELECT delivery FROM messages WHERE thread_id = %s AND role = 'owner' ORDER BY id", thread)
+    assert [row["delivery"] for row in rows] == ["not_delivered", "delivered"]
+
+
+def test_an_agent_that_takes_too_long_is_stopped_with_its_own_code(product: Product) -> None:
+    """Neither a cancel nor a lease end: the execution timeout. It acknowledges, so the conversation goes on. Proves: E-06."""
+    agent = product.agent("slow", execution_timeout_s=2)
+    thread = product.conversation(agent, "slow")
+    done = product.turn(thread, "/sleep 100")
+    assert (done.run.status, done.run.error_code) == ("failed", "execution_timeout"), f"{done.run}\n{product.tell()}"
+    assert "turn 2, remembering 1 earlier turns" in product.completed(thread, "and on").text
+
+
 def test_a_worker_that_hangs_loses_its_lease_and_may_not_write_any_more(hasty: Product) -> None:
     """Stopped by SIGSTOP beyond its lease, then continued: its late words change nothing. Proves: L-05, L-06, L-12."""
     agent = hasty.agent("stop-child")

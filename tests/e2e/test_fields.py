@@ -13,7 +13,7 @@ from turnkeeper.kit.ids import digest, new_id, new_secret
 from turnkeeper.wire.public import NewConversation, Submitted
 from turnkeeper.wire.turn import EventKind
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(180)
 
 
 # ---- F07 ----

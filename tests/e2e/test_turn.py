@@ -9,7 +9,7 @@ from turnkeeper.kit.ids import new_id
 from turnkeeper.wire.public import NewConversation
 from turnkeeper.wire.turn import EventKind
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(180)
 
 
 def test_cold_start_creates_workdir_and_projection_at_the_first_request(product: Product) -> None:

@@ -34,7 +34,7 @@ from turnkeeper.provisioner.backends.local.bubblewrap import IsolationUnavailabl
 from turnkeeper.store.embedded import EmbeddedPostgres
 from turnkeeper.store.errors import DatabaseError
 
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 120.0
 BOOTSTRAP_WITHIN_S = 120.0
 HOST_STOP_S = 75.0
 HOST_NAME = "local"
