@@ -1,6 +1,7 @@
 """Lines and messages by themselves: splitting, large ones, beginnings of cut ones, events that fit."""
 
 import json
+import os
 import random
 from typing import Any
 
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from turnkeeper.kit import text as hygiene
 from turnkeeper.sandboxd.eventlog import encode, fit, pieces
-from turnkeeper.sandboxd.framing import LineSplitter, Oversized, read_head
+from turnkeeper.sandboxd.framing import Envelope, LineSplitter, Oversized, read_head
 from turnkeeper.sandboxd.largeline import read_large
+from turnkeeper.sandboxd.rpc import Answer, Answered, Connection
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20), st.lists(st.integers(1, 30), min_size=1, max_size=10))
@@ -104,3 +106,57 @@ def test_fit_is_within_the_limit(value: object) -> None:
     fitted, original = fit(data, 400)
     assert len(encode(fitted)) <= 400
     assert (original is None) == (fitted == data)
+
+
+class Heard:
+    """A peer that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    def heard(self) -> None:
+        """Every line."""
+
+    def update(self, params: dict[str, Any]) -> None:
+        self.said.append(params)
+
+    def request(self, request_id: int | str, method: str, params: dict[str, Any]) -> None:
+        self.said.append((request_id, method, params))
+
+    def oversized(self, line: Envelope, size: int) -> None:
+        self.said.append((line, size))
+
+    def garbage(self, line: str) -> None:
+        self.said.append(line)
+
+    def ended(self) -> None:
+        self.said.append("ended")
+
+
+async def test_what_was_said_is_heard_before_the_next_word() -> None:
+    """Proves: F-06. A late update that lies in the pipe is heard by `read_now`, before the prompt's first byte is written."""
+    ours_in, ours_out = os.pipe()
+    theirs_in, theirs_out = os.pipe()
+    peer = Heard()
+    connection = Connection(ours_out, theirs_in, peer, 1000)
+    answers: list[Answer] = []
+    try:
+        line = b'{"jsonrpc":"2.0","method":"session/update","params":{"late":%d}}\n'
+        os.write(theirs_out, line % 1 + line % 2)
+        connection.read_now()  # the event loop has had no turn
+        assert peer.said == [{"late": 1}, {"late": 2}]
+        connection.call("session/prompt", {}, answers.append)
+        assert b"session/prompt" in os.read(ours_in, 1000)
+        # The response and what follows it in the same read: the answer is told before the update is heard.
+        peer.update = lambda params: peer.said.append((len(answers), params))  # type: ignore[method-assign]
+        os.write(theirs_out, line % 3 + b'{"jsonrpc":"2.0","id":1,"result":{"stopReason":"end_turn"}}\n' + line % 4)
+        connection.read_now()
+        assert peer.said[2:] == [(0, {"late": 3}), (1, {"late": 4})]
+        assert answers == [Answered({"stopReason": "end_turn"})]
+        connection.call("session/prompt", {}, answers.append)
+    finally:
+        os.close(theirs_out)
+        connection.read_now()
+        os.close(ours_in)
+    assert peer.said[-1] == "ended"
+    assert type(answers[-1]).__name__ == "AgentGoneError"
