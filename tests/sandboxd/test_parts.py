@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sandboxd.manager import KEY, PUBLIC_PEM, Manager, ManagerOptions, sign
 from turnkeeper.domain.admission import Journal
-from turnkeeper.kit import files, ids
+from turnkeeper.kit import files
 from turnkeeper.sandboxd.boot import EXIT_BROKEN
 from turnkeeper.sandboxd.journal import JournalWriteError, SessionJournal, parse
 from turnkeeper.sandboxd.permissions import ToolCall, decide
@@ -19,7 +19,7 @@ from turnkeeper.sandboxd.tokens import BadToken, TokenVerifier, Verified
 from turnkeeper.wire.sandbox import PermissionRule
 from turnkeeper.wire.sandbox_start import SandboxLimits, SandboxStart, SandboxStartError
 
-A = ids.new_id()
+A = "01a229f0-3ac8-75a2-8fdd-aa711bd8a1d3"
 
 
 @pytest.fixture
