@@ -320,6 +320,28 @@ async def test_records_with_hostile_values(settings: ProvisionerSettings, field:
     assert await backend.lookup(scope.sandbox_id) == instance
 
 
+async def test_sandbox_inherits_nothing(settings: ProvisionerSettings) -> None:
+    """Case: F15. No ignored or blocked signal, no descriptor, working directory or umask of the provisioner reaches the sandbox."""
+    previous = os.umask(0o077)
+    try:
+        backend, scope = make_backend(settings, manager=("/bin/sh", "-c", "exec sleep 1000")), Scope()
+        await backend.create(order_for(settings, scope))
+    finally:
+        os.umask(previous)
+    wait_until(places_of(settings, scope).instance.exists)
+    launcher, init, _ = identities(settings, scope)
+    wait_until(lambda: Path(f"/proc/{init.pid}/cmdline").read_bytes().startswith(b"sleep"))
+    fields = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{init.pid}/status").read_text().splitlines() if ":\t" in line
+    )
+    own_of_libc = 0b11 << 31  # signals 32 and 33, which its posix_spawn leaves so
+    assert int(fields["SigBlk"], 16) == int(fields["SigIgn"], 16) & ~own_of_libc == 0
+    assert fields["Umask"] == "0022"
+    # while it loads its libraries it has one more open
+    wait_until(lambda: {fd.name for fd in Path(f"/proc/{init.pid}/fd").iterdir()} == {"0", "1", "2", "3", "5"})
+    assert str(Path(f"/proc/{launcher.pid}/cwd").readlink()) == "/"
+
+
 async def test_launcher_whose_record_is_gone_ends(settings: ProvisionerSettings) -> None:
     """A data directory that was removed under a running sandbox: its launcher notices, and the sandbox ends with it."""
     command = ("/bin/sh", "-c", "sleep 1000")

@@ -16,8 +16,8 @@ from provisioner.serving import Scope, Served, serve
 from turnkeeper.client.http import ClientError
 from turnkeeper.domain.settings import Limits
 from turnkeeper.provisioner.settings import ProvisionerSettings
-from turnkeeper.provisioner.snapshots.changes import EMPTY_TREE, FILES_MAX, SUMMARY_BYTES_MAX
-from turnkeeper.provisioner.snapshots.git import Git, GitFailedError
+from turnkeeper.provisioner.snapshots.changes import FILES_MAX, SUMMARY_BYTES_MAX
+from turnkeeper.provisioner.snapshots.git import EMPTY_TREE, Git, GitFailedError
 from turnkeeper.provisioner.snapshots.intake import WalkLimits, WalkUnusableError, quoted, take_in
 from turnkeeper.wire.provisioner import Sandbox
 from turnkeeper.wire.turn import ChangedFile, SnapshotResult
@@ -359,14 +359,15 @@ async def test_walks_that_are_not_believed(tmp_path: Path, walk: tuple[bytes, ..
 async def test_walk_cut_anywhere(tmp_path: Path) -> None:
     """Chunks end anywhere, also in the middle of a header, and the tree is the same."""
     whole = frame("a", b"one\n") + frame("d/b", b"\n\n{}\n" * 50) + b'{"t": "end", "files": 2, "size_bytes": 1}\n'
-    trees: set[bytes] = set()
+    trees: set[str] = set()
     for step in (1, 2, 7, 64, len(whole)):
         repo = Git(tmp_path / f"{step}.git")
         await repo.run(*repo.create())
         parts = [whole[start : start + step] for start in range(0, len(whole), step)]
         taken = await take_in(repo, "refs/snapshots/1", 1, chunks_of(*parts), WalkLimits(10, 1000))
         assert taken.files == 2
-        trees.add(await repo.run("rev-parse", "refs/snapshots/1^{tree}"))
+        assert (await repo.run("rev-parse", "refs/snapshots/1^{tree}")).decode().strip() == taken.tree_id
+        trees.add(taken.tree_id)
     assert len(trees) == 1
 
 

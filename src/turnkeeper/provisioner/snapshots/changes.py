@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from turnkeeper.kit import text
-from turnkeeper.provisioner.snapshots.git import Git, GitFailedError
+from turnkeeper.provisioner.snapshots.git import EMPTY_TREE, Git, GitFailedError
 from turnkeeper.wire.turn import ChangedFile, ChangeSummary
 
-EMPTY_TREE: Final = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 FILES_MAX: Final = 100
 SUMMARY_BYTES_MAX: Final = 48 << 10
 """With its frame below the 64 KiB of a stored event, so that no reader sees it cut."""

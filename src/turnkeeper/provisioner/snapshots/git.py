@@ -15,6 +15,9 @@ from typing import Final
 
 from turnkeeper.kit import text
 
+EMPTY_TREE: Final = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""Git's id of the tree without entries, which every repository knows."""
+
 _CONFIG: Final = (
     "core.compression=0",
     "pack.compression=0",

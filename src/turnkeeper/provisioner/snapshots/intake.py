@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import BaseModel, ValidationError
 
 from turnkeeper.kit import text
-from turnkeeper.provisioner.snapshots.git import Git, failure_of
+from turnkeeper.provisioner.snapshots.git import EMPTY_TREE, Git, failure_of
 from turnkeeper.wire.walk import EndFrame, FileFrame
 
 _HEADER_BYTES_MAX: Final = 64 << 10
@@ -34,8 +34,9 @@ class WalkLimits:
 
 @dataclass
 class Taken:
-    """What was recorded: count, size, and the size of each file by its path (bytes)."""
+    """What was recorded: the tree's id, count, size, and the size of each file by its path (bytes)."""
 
+    tree_id: str = EMPTY_TREE
     files: int = 0
     size_bytes: int = 0
     sizes: dict[bytes, int] = field(default_factory=dict[bytes, int])
@@ -48,7 +49,7 @@ async def take_in(git: Git, ref: str, number: int, chunks: AsyncIterator[bytes],
     async with git.start("fast-import", "--quiet", "--done", "--depth=0", "--date-format=raw", stdin=-1) as process:
         if process.stdin is None:
             raise WalkUnusableError("git has no input")
-        drained = asyncio.create_task(_drain_output(process.stdout))
+        answer = asyncio.create_task(_read_answer(process.stdout))
         try:
             process.stdin.write(
                 f"commit {ref}\ncommitter turnkeeper <turnkeeper> {number} +0000\ndata 0\ndeleteall\n".encode()
@@ -59,7 +60,7 @@ async def take_in(git: Git, ref: str, number: int, chunks: AsyncIterator[bytes],
                 raise WalkUnusableError(text.cut(frame.why, 300)[0])
             if frame.files != taken.files:
                 raise WalkUnusableError(f"the walk announced {frame.files} files and sent {taken.files}")
-            process.stdin.write(b"\ndone\n")
+            process.stdin.write(b'ls ""\n\ndone\n')
             await process.stdin.drain()
             process.stdin.close()
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -67,10 +68,20 @@ async def take_in(git: Git, ref: str, number: int, chunks: AsyncIterator[bytes],
         finally:
             if process.returncode is None and not process.stdin.is_closing():
                 process.kill()  # it waits for more: what there is of the commit is dropped
-            await drained
+            output = await answer
         if await process.wait() != 0:
             raise await failure_of(process, "fast-import")
+    if taken.files:
+        taken.tree_id = _tree_id(output)
     return taken
+
+
+def _tree_id(output: bytes) -> str:
+    """The answer to `ls ""`: `040000 tree <id> TAB path`."""
+    words = output.split(b"\t")[0].split()
+    if len(words) != 3 or words[1] != b"tree":
+        raise WalkUnusableError("git did not name the tree")
+    return words[2].decode("ascii")
 
 
 async def _take_file(
@@ -113,9 +124,12 @@ def _checked_path(shown: str) -> bytes:
     return path
 
 
-async def _drain_output(stream: asyncio.StreamReader | None) -> None:
-    while stream is not None and await stream.read(1 << 16):
-        pass
+async def _read_answer(stream: asyncio.StreamReader | None) -> bytes:
+    """What fast-import says, to its end, and its first line alone."""
+    first = b""
+    while stream is not None and (part := await stream.read(1 << 16)):
+        first = (first + part)[:1024]
+    return first.partition(b"\n")[0]
 
 
 class _Frame(BaseModel):

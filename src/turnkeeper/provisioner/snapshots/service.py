@@ -106,16 +106,14 @@ class Snapshots:
         if not (git.directory / "HEAD").exists():
             await git.run(*git.create())
         _clear(git.directory)
-        base = self._base(git.directory, epoch)
+        base = self._base(name, epoch)
         limits = WalkLimits(self._limits.snapshot_files_max, self._limits.snapshot_bytes_max)
         ref = f"refs/snapshots/{epoch}"
         async with SandboxClient(live.http).walk(workdir, timeout_s=self._limits.snapshot_s) as stream:
             taken = await take_in(git, ref, epoch, stream.chunks(), limits)
-        wanted = [f"{ref}^{{tree}}", *([] if base is None else [f"refs/snapshots/{base}^{{tree}}"])]
-        trees = (await git.run("rev-parse", *wanted)).decode("ascii").split()
-        changes = await summary(git, trees[1] if len(trees) > 1 else None, trees[0], taken.sizes)
+        changes = await summary(git, base, taken.tree_id, taken.sizes)
         self._clear_up_later(name)
-        return SnapshotResult(tree_id=trees[0], changes=changes, files=taken.files, size_bytes=taken.size_bytes)
+        return SnapshotResult(tree_id=taken.tree_id, changes=changes, files=taken.files, size_bytes=taken.size_bytes)
 
     def _directory(self, name: str) -> Path:
         return self._root / f"{name}.git"
@@ -138,10 +136,12 @@ class Snapshots:
             for old in sorted(_numbers(directory, ".json"))[: -4 * _KEPT]:
                 (directory / f"{old}.json").unlink(missing_ok=True)
 
-    def _base(self, directory: Path, epoch: int) -> int | None:
-        """The newest recorded epoch before this one."""
-        before = [number for number in _numbers(directory / "refs" / "snapshots", "") if number < epoch]
-        return max(before, default=None)
+    def _base(self, name: str, epoch: int) -> str | None:
+        """The tree of the newest recorded epoch before this one."""
+        recorded = _numbers(self._directory(name) / "refs" / "snapshots", "")
+        before = max((number for number in recorded if number < epoch), default=None)
+        stored = None if before is None else self._stored(name, before)
+        return None if stored is None else stored.tree_id
 
     def _clear_up_later(self, name: str) -> None:
         task = asyncio.create_task(self._clear_up(name))

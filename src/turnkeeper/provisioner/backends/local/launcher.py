@@ -39,6 +39,7 @@ LOG_BYTES_MAX = 1 << 20
 ORDERS_BYTES_MAX = 1 << 20
 NO_ORDERS = 3
 NO_RECORD = 4
+IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE and SIGXFSZ, which an agent must not inherit so
 
 
 def main() -> int:
@@ -47,6 +48,8 @@ def main() -> int:
     if orders is None:
         return NO_ORDERS
     close_others(orders["keep_fds"])
+    os.chdir("/")  # whatever the provisioner's was is not held in use
+    os.umask(0o022)
     directory = orders["directory"]
     log = BoundedLog(os.path.join(directory, "launcher.log"))
     log_read, log_write = os.pipe2(os.O_CLOEXEC)
@@ -125,7 +128,7 @@ def spawn(argv: list[str], env: dict[str, str], stderr: int, keep: list[int]) ->
     for fd in keep:
         os.set_inheritable(fd, True)
     actions = [(os.POSIX_SPAWN_DUP2, stderr, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
-    child = os.posix_spawnp(argv[0], argv, env, file_actions=actions)
+    child = os.posix_spawnp(argv[0], argv, env, file_actions=actions, setsigmask=(), setsigdef=IGNORED_BY_PYTHON)
     for fd in keep:
         os.set_inheritable(fd, False)
     return child
