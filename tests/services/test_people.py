@@ -11,6 +11,7 @@ from turnkeeper.services import agents, auth, bootstrap, hosts, keys, metrics, r
 from turnkeeper.services.answers import Conflict, Invalid, Mismatch, NotFound
 from turnkeeper.services.auth import NoSuchJob, OtherJob, UnknownToken, Worker
 from turnkeeper.services.idempotency import request_key
+from turnkeeper.store.attempts import TokenOwner
 from turnkeeper.wire.public import Agent, CreatedKey, Key, Me, MePatch, NewKey, NewUser
 
 NEVER_USED = new_secret("tk_")
@@ -58,6 +59,35 @@ async def test_tokens_of_workers(driver: Driver) -> None:
     assert isinstance(await auth.worker_of_token(driver.s, token, new_id()), NoSuchJob)
     assert isinstance(await auth.worker_of_token(driver.s, token, "../x\x00"), NoSuchJob)
     assert isinstance(await auth.worker_of_token(driver.s, "tkw_unknown", turn.claim.job), UnknownToken)
+
+
+async def test_a_workers_token_is_looked_up_once_it_is_fixed(driver: Driver) -> None:
+    """Proves: D-05: a token that the same claim replaced is unknown at once. After the acceptance nothing replaces it."""
+    turn = await driver.up_to("claimed")
+    job, first = turn.claim.job, turn.claim.worker_token
+    for _ in range(2):
+        assert isinstance(await auth.worker_of_token(driver.s, first, job), Worker)
+    assert driver.s.accepted_tokens == {}  # it may still be replaced
+    await driver.rows("UPDATE attempts SET token_hash = %s WHERE id = %s", digest("tkw_fresh"), turn.claim.attempt)
+    assert isinstance(await auth.worker_of_token(driver.s, first, job), UnknownToken)
+    await driver.prepare(turn)
+    assert isinstance(await auth.worker_of_token(driver.s, "tkw_fresh", job), Worker)
+    assert set(driver.s.accepted_tokens) == {digest("tkw_fresh")}
+    other = await driver.up_to("claimed")
+    assert isinstance(await auth.worker_of_token(driver.s, "tkw_fresh", other.claim.job), OtherJob)
+    assert isinstance(await auth.worker_of_token(driver.s, "tkw_fresh", new_id()), NoSuchJob)
+
+
+async def test_tokens_of_accepted_attempts_are_remembered_within_bounds(driver: Driver) -> None:
+    known = driver.s.accepted_tokens
+    known.update(
+        {bytes([n // 256, n % 256]): TokenOwner("a", "r", "h", accepted=True) for n in range(auth.REMEMBERED_MAX)}
+    )
+    turn = await driver.up_to("prepared")
+    assert isinstance(await auth.worker_of_token(driver.s, turn.claim.worker_token, turn.claim.job), Worker)
+    assert len(known) == auth.REMEMBERED_MAX
+    assert digest(turn.claim.worker_token) in known
+    assert b"\0\0" not in known  # the oldest has gone
 
 
 async def test_tokens_of_hosts(driver: Driver) -> None:

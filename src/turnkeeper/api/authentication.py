@@ -1,7 +1,8 @@
 """Who is asking, over HTTP: a bearer token in `Authorization`, or for reading a browser's session cookie.
 
-Tokens are looked up by their SHA-256, at every request: a revoked one opens nothing from the next request on, and there
-is no cache that could keep it alive. No token is ever compared byte by byte with a stored one.
+Keys, sessions and host tokens are looked up by their SHA-256, at every request: a revoked one opens nothing from the next
+request on, and there is no cache that could keep it alive. A worker's token cannot be revoked or replaced once its attempt
+is accepted, and from then on is looked up once. No token is ever compared byte by byte with a stored one.
 """
 
 from typing import assert_never

@@ -1,12 +1,16 @@
 """Who is asking: owners by API key, hosts and workers by token. Only hashes are stored and looked up."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from turnkeeper.domain.errors import Language
 from turnkeeper.kit.ids import digest, is_id
 from turnkeeper.services.context import Services
 from turnkeeper.store import attempts, host_tokens, keys, runs
+from turnkeeper.store.attempts import TokenOwner
 from turnkeeper.store.tx import Reader, Tx
+
+REMEMBERED_MAX: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -70,15 +74,31 @@ async def host_of_token(s: Services, token: str) -> str | None:
 
 
 async def worker_of_token(s: Services, token: str, job: str) -> Worker | UnknownToken | OtherJob | NoSuchJob:
-    """The attempt of a worker token, if it is one of that job."""
+    """The attempt of a worker token, if it is one of that job.
+
+    Whose token it is never changes from the attempt's acceptance on, so it is read once from then; whether the attempt
+    may still do anything is decided under its locks, at every call.
+    """
+    hashed = digest(token)
+    known = s.accepted_tokens.get(hashed)
+    if known is not None and known.run_id == job:
+        return Worker(known.attempt_id, known.run_id, known.host)
 
     async def look(reader: Reader) -> Worker | UnknownToken | OtherJob | NoSuchJob:
-        found = await attempts.find_token(reader, digest(token))
+        found = await attempts.find_token(reader, hashed)
         if found is None:
             return UnknownToken()
+        if found.accepted:
+            _remember(s.accepted_tokens, hashed, found)
         if found.run_id == job:
             return Worker(found.attempt_id, found.run_id, found.host)
         exists = is_id(job) and await runs.get_run(reader, job) is not None
         return OtherJob() if exists else NoSuchJob()
 
     return await s.db.read("auth.worker", look)
+
+
+def _remember(known: dict[bytes, TokenOwner], hashed: bytes, owner: TokenOwner) -> None:
+    known[hashed] = owner
+    while len(known) > REMEMBERED_MAX:
+        del known[next(iter(known))]

@@ -7,6 +7,7 @@ from typing import Protocol
 from turnkeeper.domain.settings import Limits, SandboxTiming, Timing
 from turnkeeper.kit.clock import Clock, system_clock
 from turnkeeper.services.signer import Signer
+from turnkeeper.store.attempts import TokenOwner
 from turnkeeper.store.signals import SignalBus
 from turnkeeper.store.tx import Database
 
@@ -54,5 +55,7 @@ class Services:
     commands: CommandCheck | None = None
     """None: nothing is said to be missing."""
     clock: Clock = system_clock
+    accepted_tokens: dict[bytes, TokenOwner] = field(default_factory=dict[bytes, TokenOwner])
+    """Tokens of accepted attempts by their hash, the newest `services.auth.REMEMBERED_MAX`: facts that never change."""
     provisioner_url: str | None = None
     """What workers are told; None: each host knows its own."""

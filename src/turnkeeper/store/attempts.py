@@ -36,11 +36,12 @@ class AttemptRow:
 
 @dataclass(frozen=True)
 class TokenOwner:
-    """Whose worker token it is."""
+    """Whose worker token it is. Once `accepted` it is the attempt's for good (`refresh_token`)."""
 
     attempt_id: str
     run_id: str
     host: str
+    accepted: bool
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,9 @@ async def refresh_token(tx: Tx, attempt_id: str, token_hash: bytes) -> int:
 async def find_token(reader: Reader, token_hash: bytes) -> TokenOwner | None:
     """The attempt of a worker token, open or closed."""
     return await reader.fetch_one(
-        "SELECT id AS attempt_id, run_id, host FROM attempts WHERE token_hash = %s", (token_hash,), as_=TokenOwner
+        "SELECT id AS attempt_id, run_id, host, accepted_at IS NOT NULL AS accepted FROM attempts WHERE token_hash = %s",
+        (token_hash,),
+        as_=TokenOwner,
     )
 
 
