@@ -133,6 +133,8 @@ class Manager:
     def _bubblewrap(self) -> list[str]:
         flags = ["--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         mounts = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+        for path in (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[2])):
+            mounts += ["--ro-bind", path, path]  # a checkout below /tmp is hidden by the line above
         workspace = str(self.workspace)
         return ["bwrap", *flags, *mounts, "--bind", workspace, workspace, "--"]
 

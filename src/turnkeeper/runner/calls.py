@@ -64,7 +64,7 @@ class ControlCalls:
         pauses_s = iter(patience.pauses_s)
         said: tuple[str, int | None] | None = None
         while True:
-            if self._flags.lost:
+            if not self._lease.look() or self._flags.lost:
                 raise LeaseLost
             try:
                 return call()

@@ -50,6 +50,13 @@ class Lease:
         """Why it is lost; None while it is held."""
         return self._verdict
 
+    def look(self) -> bool:
+        """Whether a write may be sent now; loses the lease if its time has passed. Not left to the watchdog alone: after a
+        pause of the whole process any thread may be the first to go on (L-08)."""
+        if self._verdict is None and self._clock.monotonic() >= self.ends_at:
+            self.lose(LeaseVerdict.EXPIRED)
+        return self._verdict is None
+
     @property
     def last_confirmed_sent_at(self) -> float:
         """When the last confirmed renewal was sent."""

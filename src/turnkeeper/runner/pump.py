@@ -40,7 +40,7 @@ class _Buffered:
 
 
 class EventPump:
-    """`on_news` is called when the stream has ended; `on_refused` when the control plane
+    """`may_write` says whether the lease is held; `on_news` is called when the stream has ended; `on_refused` when the control plane
     refused events, which may mean that the lease is gone. Neither may block.
 
     `new_manager` gives a client for one reader.
@@ -54,6 +54,7 @@ class EventPump:
         log: Logger,
         *,
         timeout_s: float,
+        may_write: Callable[[], bool],
         on_news: Callable[[], None],
         on_refused: Callable[[], None],
     ) -> None:
@@ -62,6 +63,7 @@ class EventPump:
         self._clock = clock
         self._log = log
         self._timeout_s = timeout_s
+        self._may_write = may_write
         self._on_news = on_news
         self._on_refused = on_refused
         self._lock = threading.Lock()
@@ -231,6 +233,11 @@ class EventPump:
             return tuple(batch)
 
     def _send(self, batch: tuple[TurnEvent, ...], failures: int) -> bool:
+        if not self._may_write():  # paused beyond the lease, this thread may be the first to go on: nothing is written
+            self._dead = True
+            self._on_refused()
+            self._progress.set()
+            return False
         try:
             wanted = self._control.events(batch, timeout_s=self._timeout_s)
         except CallError as error:

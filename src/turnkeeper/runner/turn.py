@@ -107,6 +107,7 @@ class Turn:
             system_clock,  # the pace of batches is no part of the protocol's time
             self._log,
             timeout_s=worker.timing.receipt_timeout_s,
+            may_write=worker.lease.look,
             on_news=worker.flags.nudge,
             on_refused=worker.heartbeats.hurry,
         )
