@@ -84,6 +84,20 @@ async def test_a_spare_that_was_taken_is_replaced(running: Running) -> None:
     assert second.waiting_since - first.waiting_since > 0.25
 
 
+async def test_one_that_is_being_started_is_given_out_too(running: Running) -> None:
+    """A turn that finds nobody ready does not begin a start of its own beside one that is further on; and another follows."""
+    await running.take()
+    async with asyncio.timeout(30):
+        while (starting := running.nursery.take()) is None:
+            await system_clock.sleep(0.01)
+    running.taken.append(starting)
+    assert not starting.ready_was_said
+    assert await starting.wait_ready(30)
+    assert (await running.take()).process not in {child.process for child in running.taken[:-1]}
+    assert running.nursery.launch_error is None
+    assert running.changes == 0
+
+
 async def test_spares_of_another_environment_are_retired(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a child would inherit by now is not what it has."""
     first = await running.take()

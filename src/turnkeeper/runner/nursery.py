@@ -56,13 +56,13 @@ class Nursery:
         await self._works.wait()
 
     def take(self) -> Child | None:
-        """A spare that is ready, if there is one."""
+        """A spare that is ready, else the one that is being started: it is further on than one that begins now."""
         self._drop_unfit()
-        ready = next((child for child in self._spares if child.ready), None)
-        if ready is not None:
-            self._spares.remove(ready)
+        child = next((child for child in self._spares if child.ready), self._spares[0] if self._spares else None)
+        if child is not None:
+            self._spares.remove(child)
             self._taken.set()
-        return ready
+        return child
 
     async def start_now(self) -> Child:
         """A child that is not ready yet, for a turn that found no spare. `OSError` where none can be started."""
@@ -118,12 +118,13 @@ class Nursery:
         except OSError:
             return False
         self._spares.append(child)
-        if await child.wait_ready(READY_TIMEOUT_S):
+        ready = await self._ready_or_not_ours(child)
+        if ready is None:
+            return True
+        if ready:
             child.waiting_since = self._clock.monotonic()
             self._log.debug("spare_ready", pid=child.process.pid)
             self._note_success()
-            return True
-        if child not in self._spares:  # retired before it was ready
             return True
         status = child.exit_status
         why = "was not ready in time" if status is None else f"ended with {status} before it was ready"
@@ -131,6 +132,22 @@ class Nursery:
         child.kill()
         self._note_failure(f"a child {why}")
         return False
+
+    async def _ready_or_not_ours(self, child: Child) -> bool | None:
+        """Whether it became ready. None: it was taken or retired before."""
+        ready = asyncio.ensure_future(child.wait_ready(READY_TIMEOUT_S))
+        try:
+            while not ready.done() and child in self._spares:
+                self._taken.clear()
+                taken = asyncio.ensure_future(self._taken.wait())
+                await asyncio.wait({ready, taken}, return_when=asyncio.FIRST_COMPLETED)
+                taken.cancel()
+        finally:
+            ready.cancel()
+        if child in self._spares:
+            return ready.result()
+        await self._clock.sleep(REFILL_DELAY_S)
+        return None
 
     def _drop_unfit(self) -> None:
         now, current = self._clock.monotonic(), fingerprint()
