@@ -42,7 +42,7 @@ def turnkeeper(
     home: Path,
     env: Mapping[str, str] | None = None,
     stdin: str = "",
-    timeout_s: float = 30.0,
+    timeout_s: float = 55.0,
     python: tuple[str, ...] = (),
 ) -> Ran:
     """Run `turnkeeper ARGUMENTS` to its end. `python`: options of the interpreter."""

@@ -34,16 +34,16 @@ from turnkeeper.wire.public import NewConversation, Run, RunDetail
 from turnkeeper.wire.turn import EventKind
 
 READY_WITHIN_S = 130.0
-WAIT_S = 40.0
+WAIT_S = 60.0
 STOP_WITHIN_S = 60.0
 # A lease that ends soon; interval + timeout stay below it (L-09).
 SHORT_LEASE: Mapping[str, str] = {
-    "AGENT_LEASE_TTL": "5",
+    "AGENT_LEASE_TTL": "8",
     "AGENT_HEARTBEAT_INTERVAL": "1",
-    "AGENT_HEARTBEAT_TIMEOUT": "2",
+    "AGENT_HEARTBEAT_TIMEOUT": "3",
     "AGENT_HEARTBEAT_RETRY_DELAY": "0.5",
 }
-LEASE_S, GRACE_S, ROUND_S = 5.0, 2.0, 5.0
+LEASE_S, GRACE_S, ROUND_S = 8.0, 2.0, 5.0
 ENDED = ("completed", "failed", "cancelled", "interrupted")
 SCRIPTED = ["python", "-m", "turnkeeper.agents.scripted"]
 HELD = "touch begun; while [ ! -e go ]; do sleep 0.05; done; rm -f begun go; echo let go"
