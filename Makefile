@@ -22,7 +22,7 @@ demo: $(VENV)/.runtime
 test: $(VENV)/.dev
 	@sh deploy/system-packages.sh test
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not agents" $(ARGS) || $(ALONE) -m "not agents" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not agents" $(ARGS) || $(ALONE) -m "not agents" $(ARGS)
 	@if [ -z "$(ARGS)" ]; then $(MAKE) --no-print-directory test-agents; fi
 
 ## test-agents: real agents that nobody here wrote; installs those that can be installed here and says which it skipped
