@@ -80,13 +80,12 @@ def send_prompt(worker: Worker, manager: Manager, spec: ExecutionSpec) -> bool:
 class Follow:
     """Waits for the end of the turn in the main thread, and passes a cancel or time-out on to the agent."""
 
-    def __init__(self, worker: Worker, manager: Manager, pump: EventPump, *, answered: bool, seen: int) -> None:
-        """`answered`: the prompt's answer came. `seen`: the number of the last event from before the prompt."""
+    def __init__(self, worker: Worker, manager: Manager, pump: EventPump, *, answered: bool) -> None:
+        """`answered`: the prompt's answer came."""
         self._worker = worker
         self._manager = manager
         self._pump = pump
         self._answered = answered
-        self._seen = seen
         self._asked: Flag | None = None
         self._give_up_at: float | None = None
         # How long the stream of a prompt that was not answered may stay silent: 15 s with the defaults.
@@ -124,7 +123,7 @@ class Follow:
         now = self._worker.clock.monotonic()
         if self._asked is not None and self._give_up_at is not None and now >= self._give_up_at:
             return OutOfTime(self._asked)
-        if not self._answered and self._pump.seen <= self._seen and now >= self._silent_until:
+        if not self._answered and not self._pump.turn_seen and now >= self._silent_until:
             return Unsettled(Failure(ErrorCode.OUTCOME_UNKNOWN, Stage.PROMPT.value, "unknown"))
         return None
 
@@ -148,6 +147,6 @@ class Follow:
         moments = [now + 3600.0]
         if self._give_up_at is not None:
             moments.append(self._give_up_at)
-        if not self._answered and self._pump.seen <= self._seen:
+        if not self._answered and not self._pump.turn_seen:
             moments.append(self._silent_until)
         return max(0.0, min(moments) - now)

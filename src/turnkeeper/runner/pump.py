@@ -70,6 +70,7 @@ class EventPump:
         self._buffer: deque[_Buffered] = deque()
         self._buffer_bytes = 0
         self._seen = 0  # the last number that the reader has seen
+        self._turn_seen = False  # something that only a turn says has been read
         self._kept = 0  # the last number that went into the buffer; below `_seen`: events were let go
         self._uploaded = 0
         self._last: TurnLine | None = None
@@ -121,10 +122,10 @@ class EventPump:
             return self._gone
 
     @property
-    def seen(self) -> int:
-        """The number of the last event that the manager has sent."""
+    def turn_seen(self) -> bool:
+        """Whether an event has come that shows that the prompt has arrived."""
         with self._lock:
-            return self._seen
+            return self._turn_seen
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything that was read is stored, at most `timeout_s`. False: it is not."""
@@ -173,6 +174,8 @@ class EventPump:
             if line.kind is not None:
                 contiguous = self._kept == self._seen
                 self._seen = line.n
+                # The session's own event precedes the prompt, and may be read before or after the prompt is sent.
+                self._turn_seen = self._turn_seen or line.kind is not EventKind.SESSION
                 if contiguous:
                     self._keep(line, size_bytes)
             if line.last:

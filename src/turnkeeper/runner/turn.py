@@ -71,10 +71,9 @@ class Turn:
         native_session = open_session(worker, progress, spec)
         admit(worker, progress, native_session)
         progress.stage = Stage.PROMPT
-        seen = pump.seen
         answered = send_prompt(worker, manager, spec)
         pump.begin_upload()
-        end = Follow(worker, manager, pump, answered=answered, seen=seen).to_the_end()
+        end = Follow(worker, manager, pump, answered=answered).to_the_end()
         match end:
             case Settled(receipt, asked):
                 return self._concluded(self._conclusion(), partial(Conclusion.settle, receipt=receipt, halted=asked))
