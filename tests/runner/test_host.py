@@ -208,7 +208,7 @@ def test_a_drain_is_bounded_and_its_children_go_on(peers: Peers, tmp_path: Path)
         peers.wait_for("prompt")
         child = only_child(host)
         host.signal(signal.SIGTERM)
-        assert host.wait(5) == 0
+        assert host.wait(20) == 0
         assert is_alive(child)
         peers.settle_turn()
         until(lambda: not is_alive(child), "the turn has ended")
