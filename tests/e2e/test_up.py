@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from cli.terminal import turnkeeper
@@ -70,6 +71,20 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path:
     assert "127.0.0.1:1" in line
     assert "hunter2" not in line
     assert "DATABASE_URL" in refused(tmp_path, env={"DATABASE_URL": "mysql://127.0.0.1/x"})
+
+
+def test_a_database_that_may_forget_commits_is_refused_before_anything_is_changed_on_it(
+    tmp_path: Path, empty_dsn: str
+) -> None:
+    """Proves: D-04. By `up` and by `db upgrade`: no table of ours is there afterwards."""
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET synchronous_commit = off'.encode())
+        assert "synchronous_commit = off" in refused(tmp_path, env={"DATABASE_URL": empty_dsn})
+        ran = turnkeeper("db", "upgrade", home=tmp_path, env={"DATABASE_URL": empty_dsn})
+        assert ran.status == 1
+        assert "synchronous_commit = off" in ran.one_line()
+        found = connection.execute("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace")
+        assert found.fetchall() == []
 
 
 def test_a_process_that_does_not_start_is_told_by_its_own_last_line(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import dataclasses
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from harness.embedded import run
 from harness.postgres import Sessions, embedded_at, private_directory, throw_away, wait_until
 from turnkeeper.store import durability, migrate
 from turnkeeper.store.durability import Cluster, ServerFacts, refusal
@@ -54,16 +56,34 @@ async def test_synchronous_commit_off_is_refused_where_it_takes_effect(dsn: str,
 async def test_fsync_off_is_refused() -> None:
     """Proves: D-04. A real server that runs without fsync, migrated and all."""
     with private_directory() as directory:
-        server = embedded_at(directory, fsync="off")
-        url = server.start_blocking()
+        server = embedded_at(directory)
         try:
-            migrate.upgrade(url)
+            migrate.upgrade(server.start_blocking())
+            server.stop_blocking()
+            server = embedded_at(directory, fsync="off")
+            url = server.start_blocking()
             with pytest.raises(DatabaseRefused, match="fsync = off") as caught:
                 async with open_database(url, min_size=1):
                     raise AssertionError("opened")
             assert "\n" not in str(caught.value)
+            with pytest.raises(DatabaseRefused, match="fsync = off"):
+                migrate.upgrade(url)
         finally:
             throw_away(server)
+
+
+@pytest.mark.parametrize("place", ["database", "connection string"])
+def test_an_upgrade_changes_nothing_where_commits_may_be_forgotten(empty_dsn: str, place: str) -> None:
+    """Proves: D-04. The refusal comes first, wherever the setting is made: not one table is there afterwards."""
+    if place == "database":
+        name = conninfo_to_dict(empty_dsn)["dbname"]
+        run(empty_dsn, f'ALTER DATABASE "{name}" SET synchronous_commit = off')
+        dsn = empty_dsn
+    else:
+        dsn = make_conninfo(empty_dsn, options="-c synchronous_commit=off")
+    with pytest.raises(DatabaseRefused, match="synchronous_commit = off"):
+        migrate.upgrade(dsn)
+    assert run(empty_dsn, "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace") == []
 
 
 async def test_the_first_start_stores_who_the_database_is(database: Database) -> None:

@@ -6,7 +6,9 @@ claims are refused until an operator has run the recovery (protocol, section 7).
 """
 
 from dataclasses import dataclass
-from typing import Final, LiteralString
+from typing import Any, Final, LiteralString
+
+import psycopg
 
 from turnkeeper.kit.log import get_logger
 from turnkeeper.store.errors import DatabaseRefused
@@ -19,6 +21,12 @@ _log = get_logger("store.durability")
 # The timeline that is written now. pg_control_checkpoint() names that of the last checkpoint, which after a promotion is
 # for a while still the old one; and a standby writes none.
 _TIMELINE: LiteralString = "('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint"
+
+_SERVER_FACTS: LiteralString = (
+    "SELECT current_setting('server_version_num')::int AS version_num, pg_is_in_recovery() AS standby, "
+    "current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit, "
+    "current_setting('full_page_writes') AS full_page_writes"
+)
 
 
 @dataclass(frozen=True)
@@ -56,12 +64,7 @@ async def check_start(database: Database) -> None:
     """Raise `DatabaseRefused` if the server is too old, a standby, or not durable."""
 
     async def look(reader: Reader) -> ServerFacts | None:
-        return await reader.fetch_one(
-            "SELECT current_setting('server_version_num')::int AS version_num, pg_is_in_recovery() AS standby, "
-            "current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit, "
-            "current_setting('full_page_writes') AS full_page_writes",
-            as_=ServerFacts,
-        )
+        return await reader.fetch_one(_SERVER_FACTS, as_=ServerFacts)
 
     facts = await database.read("start.server", look)
     line = refusal(facts, database.place) if facts is not None else f"{database.place} says nothing about itself"
@@ -69,6 +72,14 @@ async def check_start(database: Database) -> None:
         raise DatabaseRefused(line)
     if facts is not None and facts.full_page_writes == "off":
         _log.warning("database_full_page_writes_off", place=database.place)
+
+
+def require_durable(connection: psycopg.Connection[Any], place: str) -> None:
+    """As `check_start`, on one connection: what changes the schema asks this before it changes anything."""
+    row = connection.execute(_SERVER_FACTS).fetchone()
+    line = refusal(ServerFacts(*row), place) if row is not None else f"{place} says nothing about itself"
+    if line is not None:
+        raise DatabaseRefused(line)
 
 
 async def record_cluster(database: Database) -> bool:

@@ -2,7 +2,8 @@
 
 Revisions are Alembic's, their content is SQL: `versions/NNNN_name.py` runs `sql/NNNN_name.sql`. All pending ones run in
 one transaction, under an advisory lock, so that of two starts at once one migrates and the other finds it done. A
-migration that cannot get a lock in time gives up with a clear line instead of queueing every query behind itself.
+migration that cannot get a lock in time gives up with a clear line instead of queueing every query behind itself. A server
+that may forget commits is refused before anything is changed on it (D-04).
 
 A start only reads one row and compares it with the names of the files; Alembic is imported by `upgrade` alone.
 """
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from turnkeeper.kit.log import get_logger
+from turnkeeper.store import durability
 from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable, place, translate
 from turnkeeper.store.tx import Reader
 
@@ -107,8 +110,8 @@ def check(dsn: str) -> SchemaState:
 def upgrade(dsn: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> str:
     """Bring the schema to this release's in one transaction and return its revision. Where it is there, nothing is done.
 
-    Errors, one line each: `DatabaseRefused` for a schema that is newer or a right that is missing, `DatabaseUnavailable`
-    if the server cannot be reached or a lock was not free within `lock_timeout_s`.
+    Errors, one line each: `DatabaseRefused` for a server that is too old, a standby or not durable (D-04), for a schema that
+    is newer or a right that is missing; `DatabaseUnavailable` if the server cannot be reached or a lock was not free within `lock_timeout_s`.
     """
     where = place(dsn)
     try:
@@ -140,7 +143,9 @@ def _upgrade(dsn: str, where: str, lock_timeout_s: float) -> SchemaState:
     from sqlalchemy.pool import NullPool
 
     def connect() -> Any:
-        options = f"-c lock_timeout={int(lock_timeout_s * 1000)} -c TimeZone=UTC"
+        # The connection string's own options stay in force, as in the pool: one of them may be synchronous_commit.
+        given = conninfo_to_dict(dsn).get("options") or ""
+        options = f"{given} -c lock_timeout={int(lock_timeout_s * 1000)} -c TimeZone=UTC".strip()
         return psycopg.connect(dsn, connect_timeout=10, options=options, application_name="turnkeeper migrations")
 
     engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
@@ -149,6 +154,7 @@ def _upgrade(dsn: str, where: str, lock_timeout_s: float) -> SchemaState:
     try:
         with engine.begin() as connection:
             raw: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
+            durability.require_durable(raw, where)
             # Two starts at once: the second waits here, then finds the schema current.
             raw.execute("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_KEY,))
             before = _state(raw)
