@@ -260,6 +260,27 @@ async def test_a_read_only_reads(database: Database) -> None:
     assert await _value(database) == 10
 
 
+async def test_a_snapshot_stands_still_and_cannot_write(database: Database, sessions: Sessions) -> None:
+    """What commits between its statements is not seen; a write hidden in a read is refused by the server itself."""
+    other = await sessions.open(autocommit=True)
+
+    async def look_twice(reader: Reader) -> tuple[int, int]:
+        before = await _look(reader, 1)
+        await other.execute("UPDATE numbers SET value = 11 WHERE id = 1")
+        return before, await _look(reader, 1)
+
+    assert await database.snapshot_read("snapshot", look_twice) == (10, 10)
+    assert await _value(database) == 11
+
+    async def hidden(reader: Reader) -> object:
+        return await reader.fetch_value("WITH w AS (UPDATE numbers SET value = 1 RETURNING 1) SELECT count(*) FROM w")
+
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        await database.snapshot_read("hidden", hidden)
+    assert await _value(database) == 11
+    assert await database.run("after", lambda tx: tx.fetch_value("SHOW transaction_isolation")) == "read committed"
+
+
 async def test_transactions_are_read_committed_whatever_the_default(dsn: str, sessions: Sessions) -> None:
     """Lock, then look: the statement after a wait must see what the other session committed."""
     session = await sessions.open(autocommit=True)
