@@ -228,12 +228,13 @@ class Conclusion:
         self._progress.stage = Stage.FINISH
         report = None if failure is None else failure.report()
         worker = self._worker
+
+        def send() -> None:
+            with worker.lease.finishing():
+                worker.control.finish(status, failure=report, snapshot=snapshot)
+
         try:
-            worker.calls.carry_out(
-                "finish",
-                lambda: worker.control.finish(status, failure=report, snapshot=snapshot),
-                Patience.for_the_end(worker.timing),
-            )
+            worker.calls.carry_out("finish", send, Patience.for_the_end(worker.timing))
         except CallError:
             return EXIT_NO_WORD  # the reaper ends the run
         return EXIT_DONE

@@ -78,17 +78,17 @@ class Heartbeats:
 
     def _run(self) -> None:
         at = self._lease.last_confirmed_sent_at + self._lease.timing.heartbeat_interval_s
-        while not self._stopping and self._lease.verdict is None:
+        while not self._stopping and self._lease.is_renewable:
             hurried = self._clock.wait(self._hurry, at - self._clock.monotonic())
             self._hurry.clear()
-            if self._stopping or self._lease.verdict is not None:
+            if self._stopping or not self._lease.is_renewable:
                 return
             if not hurried and not may_send(at, self._lease.last_confirmed_sent_at, self._lease.timing):
                 return  # no answer could come in time; the watchdog ends the lease
             sent_at = self._clock.monotonic()
             succeeded = self._renew(sent_at)
             at = next_heartbeat_at(sent_at, self._clock.monotonic(), succeeded, self._lease.timing)
-            if not succeeded and not self._stopping and self._lease.verdict is None:
+            if not succeeded and not self._stopping and self._lease.is_renewable:
                 self._note_retry(at)
 
     def _renew(self, sent_at: float) -> bool:
@@ -96,8 +96,10 @@ class Heartbeats:
         try:
             answer = self._ask(sent_at)
         except CallError as error:
-            self._note_failure(error)
             verdict = verdict_of(error, heartbeat=True) if isinstance(error, ClientError) else None
+            if verdict is not None and self._lease.keeps_back(verdict):
+                return False  # it has crossed the end of the run
+            self._note_failure(error)
             if verdict is not None:
                 self._lease.lose(verdict)
             return False

@@ -3,11 +3,15 @@
 The lease is lost for good when the control plane refuses it, when it rejects the worker's credential, or when one
 lifetime has passed since the last confirmed renewal was *sent*. Whoever notices first decides; nothing brings it back,
 not even a confirmation that comes later.
+
+One refusal is no loss: `finish` ends the attempt, and a renewal that crosses it is refused because the worker itself has
+just ended its run. While a `finish` is on its way the refusal is kept back, and the answer to `finish` says what it was.
 """
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from enum import StrEnum
 
 from turnkeeper.client.http import ClientError
@@ -38,6 +42,10 @@ class Lease:
         self._sent_at = sent_at
         self._timing = timing
         self._verdict: LeaseVerdict | None = None
+        self._finish_sent = False  # and not answered
+        self._finish_in_flight = False
+        self._finished = False
+        self._kept_back: LeaseVerdict | None = None
         self._log = get_logger("runner.lease")
 
     @property
@@ -49,6 +57,18 @@ class Lease:
     def verdict(self) -> LeaseVerdict | None:
         """Why it is lost; None while it is held."""
         return self._verdict
+
+    @property
+    def is_renewable(self) -> bool:
+        """Whether a renewal makes sense: it is held as far as anybody knows, and the run is not ended."""
+        with self._lock:
+            return self._verdict is None and self._kept_back is None and not self._finished
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a `finish` is on its way or was answered."""
+        with self._lock:
+            return self._finish_in_flight or self._finished
 
     def look(self) -> bool:
         """Whether a write may be sent now; loses the lease if its time has passed. Not left to the watchdog alone: after a
@@ -82,13 +102,42 @@ class Lease:
         return False
 
     def lose(self, verdict: LeaseVerdict) -> None:
-        """The first verdict stays."""
+        """The first verdict stays. Once the run was ended by its own word there is nothing to lose any more."""
         with self._lock:
-            if self._verdict is not None:
+            if self._verdict is not None or self._finished:
                 return
             self._verdict = verdict
-        self._log.warning("agent_lease_lost", verdict=verdict.value)
+            finish_unanswered = self._finish_sent
+        # A `finish` without an answer may have ended the attempt: then the refusal was its doing, and nothing was lost.
+        more = {"finish_unanswered": True} if finish_unanswered else {}
+        self._log.warning("agent_lease_lost", verdict=verdict.value, **more)
         self._on_lost()
+
+    def keeps_back(self, verdict: LeaseVerdict) -> bool:
+        """A renewal was refused. True: that says nothing yet, since a `finish` is on its way or was answered."""
+        with self._lock:
+            if not (self._finished or self._finish_in_flight):
+                return False
+            self._kept_back = self._kept_back or verdict
+            return True
+
+    @contextlib.contextmanager
+    def finishing(self) -> Generator[None]:
+        """Around one send of `finish`. It raises where no answer came; then a refusal that was kept back counts."""
+        with self._lock:
+            self._finish_in_flight = self._finish_sent = True
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._finish_in_flight = False
+                kept_back = self._kept_back
+            if kept_back is not None:
+                self.lose(kept_back)
+            raise
+        with self._lock:
+            self._finish_in_flight = self._finish_sent = False
+            self._finished = self._verdict is None
 
     def watch(self, watchdog: Watchdog) -> None:
         """Have `watchdog` enforce the end."""

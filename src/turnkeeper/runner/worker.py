@@ -94,7 +94,7 @@ class Worker:
             clock,
             timing.work_wait_s,
             on_cancel=self._on_cancel,
-            on_ended=self.heartbeats.hurry,
+            on_ended=self._on_ended,
         )
 
     @property
@@ -186,6 +186,11 @@ class Worker:
 
     def _on_cancel(self) -> None:
         self.flags.raise_(Flag.CANCELLED)
+
+    def _on_ended(self) -> None:
+        """A hint that the attempt is over: a renewal says so for sure. That `finish` ends it is no news."""
+        if not self.lease.is_ending:
+            self.heartbeats.hurry()
 
     def _newest_mark(self) -> int | None:
         return None if self.feed is None else self.feed.newest_mark()
