@@ -19,7 +19,7 @@ from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.domain.lease import worker_stop_at
 from turnkeeper.domain.settings import Timing
 from turnkeeper.kit.clock import Clock
-from turnkeeper.kit.log import get_logger
+from turnkeeper.kit.log import Logger, get_logger
 from turnkeeper.runner.watchdog import Watchdog
 
 
@@ -34,8 +34,10 @@ class LeaseVerdict(StrEnum):
 class Lease:
     """Shared by the threads of one worker. `on_lost` is called once and must not block."""
 
-    def __init__(self, sent_at: float, timing: Timing, clock: Clock, on_lost: Callable[[], None]) -> None:
-        """`sent_at`: when the claim was first sent; it counts as the first confirmed renewal."""
+    def __init__(
+        self, sent_at: float, timing: Timing, clock: Clock, on_lost: Callable[[], None], log: Logger | None = None
+    ) -> None:
+        """`sent_at`: when the claim was first sent; it counts as the first confirmed renewal. `log` names the attempt."""
         self._clock = clock
         self._on_lost = on_lost
         self._lock = threading.Lock()
@@ -46,7 +48,7 @@ class Lease:
         self._finish_in_flight = False
         self._finished = False
         self._kept_back: LeaseVerdict | None = None
-        self._log = get_logger("runner.lease")
+        self._log = log or get_logger("runner.lease")
 
     @property
     def timing(self) -> Timing:

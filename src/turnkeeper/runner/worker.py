@@ -75,7 +75,7 @@ class Worker:
         self.flags = Flags()
         self.watchdog = Watchdog(clock)
         timing = timing_of_claim(settings.read_timing(), handed)
-        self.lease = Lease(handed.claim_sent_at, timing, clock, self._on_lost)
+        self.lease = Lease(handed.claim_sent_at, timing, clock, self._on_lost, log)
         self.control = self._new_control()
         self._signals_control = self._new_control()
         self.calls = ControlCalls(self.lease, self.flags, clock, log)
