@@ -55,7 +55,7 @@ class Frame:
     """One stored event, encoded for the wire."""
 
     seq: int
-    run_id: str
+    run_id: str | None
     kind: EventKind
     data: bytes
 

@@ -28,6 +28,7 @@ def show_stream(events: "Iterator[StreamEvent]", *, as_json: bool) -> dict[str, 
 
 
 OUTPUT_LINES_MAX = 12
+_BAD = (EventKind.ERROR, EventKind.CONVERSATION)
 
 
 class Printer:
@@ -47,7 +48,7 @@ class Printer:
         line = self._line(kind, data)
         if line is not None:
             self.finish_line()
-            click.secho(line, dim=kind is not EventKind.ERROR, fg="red" if kind is EventKind.ERROR else None)
+            click.secho(line, dim=kind not in _BAD, fg="red" if kind in _BAD else None)
 
     def finish_line(self) -> None:
         """End the text's line, if one is open."""
@@ -73,6 +74,8 @@ class Printer:
                 return f"· changed: {', '.join(paths[:5]) or 'nothing'}{' …' if len(paths) > 5 else ''}"
             case EventKind.ERROR:
                 return f"! {data.get('text') or data.get('code')}"
+            case EventKind.CONVERSATION:
+                return f"! {data.get('text') or data.get('state')}"
             case EventKind.GAP:
                 return f"· events {data.get('from')} to {data.get('to')} are no longer stored"
             case EventKind.END:

@@ -3,20 +3,22 @@
 A batch names the number of its first event. What is stored already is skipped, a gap is refused, and whatever the batch
 adds is numbered in the conversation under the counter's row lock. The attempt's row lock orders the batches of one
 worker, and is what an end of the run takes too: nothing is appended after a terminal event (A-03).
+
+A worker does not know the owner's language: the sentence of an error is put in here (R-06).
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from turnkeeper.domain.errors import ProblemCode
+from turnkeeper.domain.errors import ErrorCode, Language, ProblemCode, sentence
 from turnkeeper.services.answers import Invalid, Refused
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
 from turnkeeper.services.cutting import fit
 from turnkeeper.services.leased import LEASE_REFUSED, held, run_leased
 from turnkeeper.services.publish import Outbox
-from turnkeeper.store import attempts, runs
+from turnkeeper.store import attempts, runs, users
 from turnkeeper.store.attempts import AttemptRow
 from turnkeeper.store.events import NewEvent
 from turnkeeper.store.guards import Lease, is_held
@@ -27,10 +29,22 @@ from turnkeeper.wire.turn import EventKind
 from turnkeeper.wire.worker import EventBatch, EventBatchAnswer, TurnEvent
 
 OWN_KINDS: Final = frozenset(
-    {EventKind.MESSAGE, EventKind.RUN, EventKind.CHANGES, EventKind.END, EventKind.SNAPSHOT, EventKind.GAP}
+    {
+        EventKind.MESSAGE,
+        EventKind.RUN,
+        EventKind.CHANGES,
+        EventKind.END,
+        EventKind.CONVERSATION,
+        EventKind.SNAPSHOT,
+        EventKind.GAP,
+    }
 )
 """Kinds that the control plane alone writes: a worker cannot say that a run has ended (A-03)."""
 STOPPED: Final = "events_stopped"
+_STOPPED_TEXTS: Final = {
+    Language.EN: "This turn reached its limit of {} bytes of events; later ones are not stored.",
+    Language.ZH: "本轮的事件已达到 {} 字节的上限，之后的事件不再保存。",
+}
 
 
 @dataclass(frozen=True)
@@ -109,6 +123,11 @@ def _prepare(worker: Worker, event: TurnEvent, limit: int) -> _Prepared:
 async def _store(tx: Tx, s: Services, attempt: AttemptRow, lease: Lease, new: list[_Prepared]) -> None:
     """Store what still fits into the turn's limit; where it ends, one mark says so, and the rest is only counted."""
     room = s.limits.turn_events_bytes_max - attempt.stream_bytes
+    if any(one.event.kind == EventKind.ERROR for one in new) or sum(one.size_bytes for one in new) > room:
+        language = Language(await users.language_of_run(tx, attempt.run_id))
+        new = [_in_words(one, language, s.limits.event_bytes_max) for one in new]
+    else:
+        language = Language.EN  # nothing will be said in it
     kept: list[NewEvent] = []
     used = 0
     stopped = room <= 0
@@ -116,7 +135,7 @@ async def _store(tx: Tx, s: Services, attempt: AttemptRow, lease: Lease, new: li
         if stopped:
             break
         if used + one.size_bytes > room:
-            kept.append(_mark(s, one.event))
+            kept.append(_mark(s, one.event, language))
             used = room  # nothing more fits: the mark is stored once
             stopped = True
         else:
@@ -140,10 +159,17 @@ async def _store(tx: Tx, s: Services, attempt: AttemptRow, lease: Lease, new: li
     await outbox.flush(tx)
 
 
-def _mark(s: Services, event: NewEvent) -> NewEvent:
-    text = (
-        f"This turn reached its limit of {s.limits.turn_events_bytes_max} bytes of events; later ones are not stored."
-    )
+def _in_words(one: _Prepared, language: Language, limit: int) -> _Prepared:
+    """An error that is told to its owner in `language`; anything else, and a code that nobody knows, stays as it is."""
+    code = one.event.data.get("code")
+    if one.event.kind != EventKind.ERROR or not isinstance(code, str) or code not in set(ErrorCode):
+        return one
+    data, original, size = fit({**one.event.data, "text": sentence(ErrorCode(code), language)}, limit)
+    return _Prepared(replace(one.event, data=data, original_bytes=one.event.original_bytes or original), size)
+
+
+def _mark(s: Services, event: NewEvent, language: Language) -> NewEvent:
+    text = _STOPPED_TEXTS[language].format(s.limits.turn_events_bytes_max)
     return NewEvent(
         run_id=event.run_id,
         kind=EventKind.NOTICE.value,

@@ -1,21 +1,25 @@
 """LOST: a conversation that cannot be continued (protocol 3 and 7, R-05, R-06).
 
 Final. The waiting runs end with a clear code, so that no queue is burnt or left hanging; the root conversation's loss
-raises the cleanup fence; the Workdir hold stays until the delete is confirmed.
+raises the cleanup fence; the Workdir hold stays until the delete is confirmed. An event of the conversation tells the owner
+in plain words. It belongs to no run: the verdict often comes after the end of the run that it is about, and nothing
+follows a run's end (A-03).
 """
 
 from collections.abc import Sequence
 
-from turnkeeper.domain.errors import ErrorCode
+from turnkeeper.domain.errors import ErrorCode, lost_sentence
 from turnkeeper.domain.run import RunEvent, RunStatus
 from turnkeeper.services.context import Services
 from turnkeeper.services.ending import Closing, end_run
 from turnkeeper.services.leased import must
 from turnkeeper.services.wakes import CLEANUP
 from turnkeeper.store import cleanup, conversations, memberships
+from turnkeeper.store.events import NewEvent
 from turnkeeper.store.memberships import MembershipRow
 from turnkeeper.store.runs import RunRow
 from turnkeeper.store.tx import Tx
+from turnkeeper.wire.turn import EventKind
 
 
 async def lose(
@@ -40,7 +44,9 @@ async def lose(
         ),
         f"loss of membership {membership.id}",
     )
-    await conversations.end_conversation(tx, membership.thread_id, "lost")
+    if await conversations.end_conversation(tx, membership.thread_id, "lost"):
+        data = {"state": "lost", "code": reason, "text": lost_sentence(closing.owner.tongue)}
+        closing.outbox.add(membership.thread_id, NewEvent(None, EventKind.CONVERSATION, data))
     if membership.thread_id == scope:
         await raise_fence(tx, closing, scope)
         waiting = [run for run in scope_runs if run.status == RunStatus.PENDING]

@@ -11,9 +11,10 @@ from turnkeeper.store.tx import Reader, Tx, jsonb
 
 @dataclass(frozen=True)
 class NewEvent:
-    """An event to be stored. `stream_no` and `attempt_id` only with a worker's event."""
+    """An event to be stored. `stream_no` and `attempt_id` only with a worker's event. `run_id` None: it is about the
+    conversation (`conversation`)."""
 
-    run_id: str
+    run_id: str | None
     kind: str
     data: dict[str, Any]
     attempt_id: str | None = None
@@ -27,7 +28,7 @@ class EventRow:
 
     seq: int
     thread_id: str
-    run_id: str
+    run_id: str | None
     kind: str
     data: dict[str, Any]
     original_bytes: int | None

@@ -42,6 +42,13 @@ async def user_by_name(reader: Reader, name: str) -> UserRow | None:
     )
 
 
+async def language_of_run(reader: Reader, run_id: str) -> str:
+    """The language of a run's owner."""
+    return await reader.fetch_value(
+        "SELECT u.language FROM runs r JOIN users u ON u.uid = r.uid WHERE r.id = %s", (run_id,)
+    )
+
+
 async def list_users(reader: Reader) -> list[UserRow]:
     """All of them, by name."""
     return await reader.fetch_all(

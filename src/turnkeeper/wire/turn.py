@@ -10,7 +10,7 @@ class EventKind(StrEnum):
     """Kinds of events in a conversation's stream; SSE says them as `event:`.
 
     From the sandbox manager (numbered by it, stored with that number): session, text, thought, tool_call, tool_update, plan,
-    permission, notice. From the control plane: message, run, shared_workspace_settled, changes, error, end.
+    permission, notice. From the control plane: message, run, shared_workspace_settled, changes, error, end, conversation.
     Made for one reader and never stored: snapshot, gap.
     """
 
@@ -28,6 +28,7 @@ class EventKind(StrEnum):
     CHANGES = "changes"  # ChangeSummary
     ERROR = "error"  # {code, text, stage?, delivered?}
     END = "end"  # {status, error_code, text, final_message_id}: the last of its run (A-03)
+    CONVERSATION = "conversation"  # {state: lost, code, text}: about the conversation, so its run_id is null (R-06)
     SNAPSHOT = "snapshot"  # first event of a stream: the state that the events continue from
     GAP = "gap"  # {from, to}: events that are no longer stored
 
@@ -106,11 +107,11 @@ class SnapshotResult(Answer):
 
 
 class Event(Answer):
-    """One stored event as owners read it."""
+    """One stored event as owners read it. `run_id` None: it is about the conversation and belongs to none of its runs."""
 
     seq: int
     thread_id: Id
-    run_id: Id
+    run_id: Id | None
     kind: EventKind
     data: dict[str, Any]
     original_bytes: int | None = None

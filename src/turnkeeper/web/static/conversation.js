@@ -117,6 +117,12 @@ const show = {
   run: (turn, data) => setState(turn, data.status),
 };
 
+// The conversation itself moved: no turn tells of it, and it may come after the end of the turn that it is about.
+function onConversation(event) {
+  announce.textContent = JSON.parse(event.data).text ?? "";
+  refresh();
+}
+
 function onEvent(event) {
   if (event.data === undefined) return; // the browser's own "error": the kind of that name has data
   const data = JSON.parse(event.data);
@@ -133,7 +139,6 @@ function onEvent(event) {
   if (event.type === "end") {
     announce.textContent = statuses[data.status] ?? "";
     refresh();
-    if (data.status !== "completed") setTimeout(refresh, 3000); // whether the conversation goes on is decided after the end
   } else {
     follow(() => show[event.type]?.(turn, data));
   }
@@ -152,6 +157,7 @@ function listen() {
     if (JSON.parse(event.data).restart) location.reload();
   });
   source.addEventListener("gap", refresh);
+  source.addEventListener("conversation", onConversation);
   for (const kind of [...Object.keys(show), "message", "end"]) source.addEventListener(kind, onEvent);
   window.addEventListener("pagehide", () => source.close());
 }
