@@ -30,6 +30,7 @@ BUFFER_BYTES_MAX: Final = 4 << 20
 BUFFER_EVENTS_MAX: Final = 10_000
 _PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 _JOIN_S: Final = 2.0
+_LATE_S: Final = 2.0
 _REFUSED_STATUSES: Final = frozenset({400, 401, 403, 404, 409, 410, 413, 422})
 
 
@@ -77,36 +78,36 @@ class EventPump:
         self._gone: StreamGone | None = None
         self._dead = False  # the control plane takes no events of this attempt any more
         self._stopped = threading.Event()
-        self._uploading = threading.Event()
         self._ending = threading.Event()  # no batch waits for company any more
         self._news = threading.Event()
         self._progress = threading.Event()
         self._managers: list[Manager] = []
+        self._started = False
         self._threads = (
             threading.Thread(target=self._read, name="events-reader", daemon=True),
             threading.Thread(target=self._upload, name="events-uploader", daemon=True),
         )
 
     def start(self) -> None:
-        """Begin to read. What is read is uploaded from `begin_upload` on."""
-        for thread in self._threads:
-            thread.start()
+        """Begin to read and to upload: not before the prompt is out, which must not wait for anything. May be called twice.
 
-    def begin_upload(self) -> None:
-        """Begin to upload: not before the prompt is out, which must not wait for anything."""
-        self._uploading.set()
+        Nothing is missed: the manager keeps what happened before, numbered.
+        """
+        if not self._started:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
 
     def stop(self) -> None:
         """End both threads; open requests to the sandbox are cut, and a batch on its way is waited for briefly."""
         self._stopped.set()
-        self._uploading.set()
         self._ending.set()
         self._news.set()
         with self._lock:
             managers = list(self._managers)
         for manager in managers:
             manager.interrupt()
-        for thread in self._threads:
+        for thread in self._threads if self._started else ():
             thread.join(timeout=_JOIN_S)
 
     @property
@@ -128,13 +129,18 @@ class EventPump:
             return self._turn_seen
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything that was read is stored, at most `timeout_s`. False: it is not."""
-        self.begin_upload()
-        end = self._clock.monotonic() + timeout_s
+        """Wait until everything that was read is stored, at most `timeout_s`. False: it is not.
+
+        A turn that ends before its prompt is only read now, to its last line: what its session said explains its end.
+        """
+        whole = not self._started
+        self.start()
+        end = self._clock.monotonic() + (min(timeout_s, _LATE_S) if whole else timeout_s)
         while True:
             self._progress.clear()
             with self._lock:
-                if self._uploaded >= self._seen:
+                over = self._last is not None or self._gone is not None
+                if self._uploaded >= self._seen and (over or not whole):
                     return True
                 if self._dead or self._stopped.is_set():
                     return False
@@ -167,6 +173,7 @@ class EventPump:
         finally:  # whatever ended the reading, the turn does not wait for it any more
             with self._lock:
                 self._gone = stream.gone or StreamGone("ReaderEnded")
+            self._progress.set()
             self._on_news()
 
     def _take(self, line: TurnLine, size_bytes: int) -> None:
@@ -199,7 +206,6 @@ class EventPump:
         return True
 
     def _upload(self) -> None:
-        self._uploading.wait()
         failures = 0
         next_at = 0.0
         while not self._stopped.is_set():

@@ -20,7 +20,7 @@ from turnkeeper.runner.worker import Beside, Worker
 from turnkeeper.wire.canonical import canonical_sha256
 from turnkeeper.wire.provisioner import Sandbox
 from turnkeeper.wire.sandbox import OpenSession, RecordedSession, Setup, SetupResult, Take
-from turnkeeper.wire.worker import ActivateAnswer, ExecutionSpec
+from turnkeeper.wire.worker import ActivateAnswer, ExecutionSpec, RecordedInstance
 
 ENSURE_TIMEOUT_S: Final = 120.0
 """A cold start may have to pull an image."""
@@ -82,7 +82,7 @@ def enter(worker: Worker, progress: Progress, spec: ExecutionSpec) -> Manager:
     finally:
         _join_manifest(manifest, progress)
     for repeated in (False, True):
-        _record_container(worker, progress, sandbox)
+        _record_container(worker, progress, spec, sandbox)
         mark_ms = _fresh_mark(worker, spec, sandbox, found_at)
         activation = _activate(worker, progress, sandbox)
         manager = worker.manager(spec, sandbox, activation)
@@ -151,13 +151,18 @@ def _ensure_code(error: CallError) -> ErrorCode:
     return ErrorCode.PREPARATION_FAILED if code in _WORKDIR_CODES else ErrorCode.SANDBOX_UNAVAILABLE
 
 
-def _record_container(worker: Worker, progress: Progress, sandbox: Sandbox) -> None:
+def _record_container(worker: Worker, progress: Progress, spec: ExecutionSpec, sandbox: Sandbox) -> None:
+    """Step 5: the exact instance goes on record. One that is there is not recorded again: nothing would change, each turn
+    would wait for it, and `activate` compares with the record in any case."""
+    found = RecordedInstance(sandbox_id=sandbox.sandbox_id, generation=sandbox.generation, boot_id=sandbox.boot_id)
+    if found == spec.recorded:
+        return
     progress.stage = Stage.CONTAINER
     try:
         worker.calls.carry_out(
             "container",
             lambda: worker.control.container(
-                sandbox_id=sandbox.sandbox_id, generation=sandbox.generation, boot_id=sandbox.boot_id
+                sandbox_id=found.sandbox_id, generation=found.generation, boot_id=found.boot_id
             ),
             Patience.for_preparation(worker.timing),
         )

@@ -67,12 +67,12 @@ class Turn:
         spec = prepare(worker, progress, self._name)
         manager = enter(worker, progress, spec)
         set_up(worker, progress, spec)
-        pump = self._start_pump(spec)
+        pump = self._new_pump(spec)
         native_session = open_session(worker, progress, spec)
         admit(worker, progress, native_session)
         progress.stage = Stage.PROMPT
         answered = send_prompt(worker, manager, spec)
-        pump.begin_upload()
+        pump.start()
         end = Follow(worker, manager, pump, answered=answered).to_the_end()
         match end:
             case Settled(receipt, asked):
@@ -94,8 +94,8 @@ class Turn:
             self._note_failure(failed.failure)
             return conclusion.report_unsettled(failed.failure)
 
-    def _start_pump(self, spec: ExecutionSpec) -> EventPump:
-        """Begin to read while the session is opened, so that the first event finds an open stream."""
+    def _new_pump(self, spec: ExecutionSpec) -> EventPump:
+        """It begins to read when the prompt is out: its first call would compete with the opening of the session."""
         worker, progress = self._worker, self._progress
         sandbox, activation = progress.sandbox, progress.activation
         if sandbox is None or activation is None:
@@ -110,7 +110,6 @@ class Turn:
             on_news=worker.flags.nudge,
             on_refused=worker.heartbeats.hurry,
         )
-        self._pump.start()
         return self._pump
 
     def _conclusion(self) -> Conclusion:

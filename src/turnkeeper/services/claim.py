@@ -15,9 +15,9 @@ from turnkeeper.services.answers import ClaimsRefused, Gone, Refused, RefusedWhy
 from turnkeeper.services.context import Services
 from turnkeeper.services.leased import must
 from turnkeeper.services.publish import Outbox
-from turnkeeper.store import attempts, hosts, messages, runs
+from turnkeeper.store import attempts, messages, runs
 from turnkeeper.store.attempts import AttemptRow
-from turnkeeper.store.durability import cluster_matches
+from turnkeeper.store.claims import claim_facts
 from turnkeeper.store.hosts import HostRow
 from turnkeeper.store.locks import lock_attempt, lock_host
 from turnkeeper.store.runs import RunRow
@@ -59,36 +59,37 @@ def _lease_ttl(s: Services, request: ClaimRequest) -> int | Refused:
 
 def _work(s: Services, host: str, request: ClaimRequest, ttl_s: int) -> Callable[[Tx], Awaitable[ClaimResult]]:
     async def work(tx: Tx) -> ClaimResult:
-        if not await cluster_matches(tx):
+        facts = await claim_facts(tx, host=host, incarnation=request.incarnation, claim_id=request.claim_id)
+        if not facts.cluster_matches:
             _log.error("claims_refused", host=host)
             return ClaimsRefused(
                 "the database is not the one that was recorded; see turnkeeper recover --after-failover"
             )
-        before = await attempts.find_claim(tx, host=host, incarnation=request.incarnation, claim_id=request.claim_id)
-        if before is not None:
-            return await _same_again(tx, before)
-        known = await hosts.get_host(tx, host)
+        if facts.claimed_before is not None:
+            return await _same_again(tx, facts.claimed_before)
+        known = facts.host
         if known is None:
             return Refused(RefusedWhy.LEASE, f"host {host} was never heard; send a heartbeat before the first claim")
         if known.incarnation != request.incarnation:
             return Gone(f"another process of host {host} was heard")
-        return await _take(s, tx, known, request, ttl_s)
+        return await _take(s, tx, known, facts.trees, request, ttl_s)
 
     return work
 
 
-async def _same_again(tx: Tx, before: AttemptRow) -> ClaimAnswer | Refused:
-    attempt = await lock_attempt(tx, before.id, AttemptRow)
+async def _same_again(tx: Tx, attempt_id: str) -> ClaimAnswer | Refused:
+    attempt = await lock_attempt(tx, attempt_id, AttemptRow)
     token = new_secret("tkw_")
-    if attempt is None or not await attempts.refresh_token(tx, before.id, digest(token)):
+    if attempt is None or not await attempts.refresh_token(tx, attempt_id, digest(token)):
         return Refused(RefusedWhy.ACCEPTED, "this claim was taken or has ended")
     run = await runs.get_run(tx, attempt.run_id)
     assert run is not None  # noqa: S101 - an attempt's run exists (foreign key)
     return ClaimAnswer(claim=_claim(run, attempt, token))
 
 
-async def _take(s: Services, tx: Tx, known: HostRow, request: ClaimRequest, ttl_s: int) -> ClaimAnswer:
-    trees = await attempts.trees_of_host(tx, known.name)
+async def _take(
+    s: Services, tx: Tx, known: HostRow, trees: list[str], request: ClaimRequest, ttl_s: int
+) -> ClaimAnswer:
     run = await runs.lock_claimable(
         tx, provisioner=known.provisioner, any_tree=_has_room(known, request, trees), trees=trees
     )

@@ -19,7 +19,7 @@ from turnkeeper.store.workspaces import WorkspaceRow
 from turnkeeper.wire.provisioner import EnsureRequest, SandboxSpec
 from turnkeeper.wire.sandbox import PermissionRule, SetupCommand
 from turnkeeper.wire.tokens import ProvisionerClaims
-from turnkeeper.wire.worker import ExecutionSpec, MembershipFacts
+from turnkeeper.wire.worker import ExecutionSpec, MembershipFacts, RecordedInstance
 
 MANIFEST_VERSION = 1
 
@@ -67,6 +67,7 @@ async def build_spec(
             agent_pid=membership.agent_pid,
             agent_start_ticks=membership.agent_start_ticks,
         ),
+        recorded=_recorded(workspace),
         command=definition.command,
         env=dict(definition.env),
         secrets=definition.secrets,
@@ -85,6 +86,12 @@ async def build_spec(
         prompt=prompt,
         manifest=_manifest(s, leased, conversation, definition, definition_sha256, workspace, prompt),
     )
+
+
+def _recorded(workspace: WorkspaceRow) -> RecordedInstance | None:
+    if workspace.generation is None or workspace.boot_id is None:
+        return None
+    return RecordedInstance(sandbox_id=workspace.sandbox_id, generation=workspace.generation, boot_id=workspace.boot_id)
 
 
 def _ensure(s: Services, leased: Leased, conversation: ConversationRow, definition: AgentDefinition) -> EnsureRequest:

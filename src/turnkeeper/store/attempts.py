@@ -97,15 +97,6 @@ async def insert_attempt(
     )  # fmt: skip
 
 
-async def find_claim(reader: Reader, *, host: str, incarnation: str, claim_id: str) -> AttemptRow | None:
-    """The attempt that this claim id got from this host process."""
-    return await reader.fetch_one(
-        f"SELECT {COLUMNS} FROM attempts WHERE host = %s AND incarnation = %s AND claim_id = %s",
-        (host, incarnation, claim_id),
-        as_=AttemptRow,
-    )
-
-
 async def refresh_token(tx: Tx, attempt_id: str, token_hash: bytes) -> int:
     """A fresh token for an attempt that nobody accepted yet; the earlier one is dead with it. Zero: too late."""
     return await tx.execute(

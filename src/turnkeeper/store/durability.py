@@ -22,6 +22,12 @@ _log = get_logger("store.durability")
 # for a while still the old one; and a standby writes none.
 _TIMELINE: LiteralString = "('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint"
 
+CLUSTER_MATCHES: Final[LiteralString] = (
+    f"SELECT c.system_identifier = s.system_identifier::text AND c.timeline = {_TIMELINE} "  # noqa: S608 - literal parts
+    "FROM cluster c, pg_control_system() s"
+)
+"""Whether the server is the one whose identity is stored. Cheap: every claim asks it."""
+
 _SERVER_FACTS: LiteralString = (
     "SELECT current_setting('server_version_num')::int AS version_num, pg_is_in_recovery() AS standby, "
     "current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit, "
@@ -99,12 +105,8 @@ async def record_cluster(database: Database) -> bool:
 
 
 async def cluster_matches(reader: Reader) -> bool:
-    """Whether the server is the one whose identity is stored. One cheap statement: every claim asks it."""
-    matches = await reader.fetch_value(
-        f"SELECT c.system_identifier = s.system_identifier::text AND c.timeline = {_TIMELINE} "  # noqa: S608 - literal parts
-        "FROM cluster c, pg_control_system() s"
-    )
-    return matches is True
+    """As `CLUSTER_MATCHES`; no stored identity is no match."""
+    return await reader.fetch_value(CLUSTER_MATCHES) is True
 
 
 async def server_cluster(reader: Reader) -> Cluster:

@@ -98,6 +98,14 @@ class MembershipFacts(Answer):
     agent_start_ticks: int | None
 
 
+class RecordedInstance(Answer):
+    """The exact sandbox instance that the scope's row names."""
+
+    sandbox_id: str
+    generation: str
+    boot_id: str
+
+
 class ExecutionSpec(Answer):
     """All that a worker needs to run the turn. Secrets are names only; the provisioner holds their values."""
 
@@ -111,6 +119,8 @@ class ExecutionSpec(Answer):
     provisioner_token: str = Field(repr=False)
     ensure: EnsureRequest
     membership: MembershipFacts
+    recorded: RecordedInstance | None = None
+    """What an earlier turn recorded: if it is found again, `container` has nothing to add."""
     command: tuple[str, ...]
     env: dict[str, str] = {}
     secrets: tuple[str, ...] = ()
