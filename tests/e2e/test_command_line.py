@@ -12,6 +12,7 @@ import pytest
 
 from cli.terminal import Ran, environment, turnkeeper
 from e2e.harness import Product, wait_for
+from harness.signals import starting_with
 from turnkeeper.kit.ids import new_id
 
 # An id that belongs to nothing; the same in every process, so that the tests can be spread over several.
@@ -191,9 +192,10 @@ def test_ctrl_c_during_a_turn_cancels_it(product: Product) -> None:
     """The turn ends as cancelled, which the command shows and tells by its status."""
     env = {"TURNKEEPER_URL": product.url, "TURNKEEPER_DATA": str(product.data.root)}
     command = [sys.executable, "-m", "turnkeeper", "chat", "/run touch begun-here; sleep 60", "--workdir", "ctrl-c"]
-    process = subprocess.Popen(
-        command, env=environment(product.root, env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    with starting_with():  # a shell that runs these tests in the background would have it ignore Ctrl-C
+        process = subprocess.Popen(
+            command, env=environment(product.root, env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
     with process:
         wait_for((product.workspace / "ctrl-c" / "begun-here").exists, "the tool runs")
         process.send_signal(signal.SIGINT)

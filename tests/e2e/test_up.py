@@ -1,5 +1,6 @@
 """`turnkeeper up` as a user has it: what it refuses to start on, and what is there again after it was killed."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,7 +16,8 @@ import pytest
 from cli.terminal import turnkeeper
 from e2e.harness import GRACE_S, HELD, LEASE_S, ROUND_S, SHORT_LEASE, Product, wait_for
 from harness.postgres import embedded_at, private_directory, throw_away
-from turnkeeper.kit.procs import is_alive, kill
+from harness.signals import NOHUP, ignored_by, starting_with
+from turnkeeper.kit.procs import descendants, is_alive, kill
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -136,8 +138,39 @@ def test_a_schema_that_is_not_this_release_s_is_named(empty_dsn: str, tmp_path: 
 
 @pytest.fixture(scope="module", name="product")
 def _product() -> Generator[Product]:
-    with Product() as running:
+    """Started as `nohup turnkeeper up &` in a script starts it."""
+    with contextlib.ExitStack() as held:
+        with starting_with(NOHUP):
+            running = held.enter_context(Product())
         yield running
+
+
+def test_started_under_nohup_it_passes_no_ignored_signal_on(product: Product) -> None:
+    """Case: F15. Neither to its processes and the database, nor through them to workers, sandboxes and agents."""
+    thread = product.conversation(product.agent("signals"), "signals")
+    _, go = product.hold(thread, "signals")
+    launcher, _ = product.sandboxes()[thread]
+    sandbox = set(descendants(launcher.pid))
+    ours = {process for process in descendants(product.up_pid) if _is_a_program(process.pid)} - sandbox
+    agents = set(product.agents_running(thread) + product.tools_running(thread))
+    heard = {process: NOHUP & ignored_by(process.pid) for process in ours | sandbox}
+    go.touch()
+    assert launcher in ours
+    assert len(ours) >= 6  # and PostgreSQL, three processes and a worker
+    assert len(agents) >= 2
+    assert agents < sandbox
+    assert not any(heard[process] for process in ours | agents)
+    assert set().union(*heard.values()) <= {signal.SIGINT}  # which manager and keepers ignore by themselves
+    os.kill(product.up_pid, signal.SIGHUP)
+    assert product.uid, "a terminal that is closed does not end it"
+
+
+def _is_a_program(pid: int) -> bool:
+    """Not one of PostgreSQL's own children, which set their signals as they need them."""
+    try:
+        return not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"postgres:")
+    except OSError:
+        return False
 
 
 def test_a_second_up_of_the_same_directory_is_refused_with_the_first_one_s_pid(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.signals import NOHUP, blocked_by, ignored_by, starting_with
 from turnkeeper.kit.clock import system_clock
 from turnkeeper.kit.procs import (
     ProcessId,
@@ -282,3 +283,33 @@ def test_boot_id() -> None:
     """The same for everybody within one boot."""
     assert boot_id() == boot_id()
     assert len(boot_id()) == 36
+
+
+STARTER = """
+import signal, subprocess, sys
+from turnkeeper.kit.procs import keep_signals_to_oneself
+keep_signals_to_oneself()
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR2):
+    signal.raise_signal(number)
+child = subprocess.Popen(["sleep", "60"])
+print(child.pid, flush=True)
+sys.stdin.read()
+child.kill()
+child.wait()
+"""
+
+
+def test_what_a_starter_ignored_and_blocked_stays_with_the_process_that_it_started() -> None:
+    """Case: F15. It still does not hear these signals, and its own children are started with none of that."""
+    with starting_with({*NOHUP, signal.SIGUSR2, signal.SIGTTOU}, blocked={signal.SIGTERM}):
+        process = subprocess.Popen(
+            [sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+    with process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, "a signal that was to be ignored has ended it"
+        until(lambda: names(f"/proc/{int(line)}/fd") == ["0", "1", "2"], "the child has begun its program")
+        assert ignored_by(int(line)) == {signal.SIGTTOU}
+        assert blocked_by(int(line)) == set()
+    assert process.returncode == 0

@@ -1,11 +1,14 @@
-"""What a process in a sandbox is given: stdio, and nothing else."""
+"""What a process in a sandbox is given: stdio, signals at their default, and nothing else."""
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
-from sandboxd.manager import Manager, until
+from harness.signals import NOHUP, blocked_by, ignored_by, starting_with
+from sandboxd.manager import Manager, ManagerOptions, until
 from turnkeeper.kit import procs
 
 SHOW = "import os;print(sorted(os.listdir('/proc/self/fd'))[:-1])"
@@ -89,3 +92,23 @@ async def test_descriptors_do_not_grow(manager: Manager) -> None:
     await worker.events()
     (await worker.call("POST", "/v1/stop")).ok()
     await until(lambda: len(descriptors(pid)) <= before)
+
+
+async def test_signals_are_at_their_default_whatever_the_manager_was_started_with(tmp_path: Path) -> None:
+    """Case: F15. Ignored and blocked signals end at the keeper, so that an agent and what it starts can be told to stop."""
+    async with contextlib.AsyncExitStack() as held:
+        with starting_with({*NOHUP, signal.SIGTERM, signal.SIGRTMIN}, blocked={signal.SIGTERM, signal.SIGUSR2}):
+            manager = await held.enter_async_context(Manager(tmp_path, ManagerOptions()))
+        worker = manager.activation()
+        (await worker.take()).ok()
+        answer = (await worker.setup(["/bin/sh", "-c", "grep -E '^Sig(Ign|Blk)' /proc/$$/status"])).ok()
+        said = dict(line.split(":\t") for line in answer["results"][0]["output_tail"].splitlines())
+        assert int(said["SigBlk"], 16) == int(said["SigIgn"], 16) & ~(0b11 << 31) == 0
+        agent = (await worker.session()).ok()["agent"]["pid"]
+        python_s_own = {signal.SIGPIPE, signal.SIGXFSZ}
+        assert ignored_by(agent) == python_s_own
+        assert blocked_by(agent) == set()
+        stat = procs.read_stat(agent)
+        assert stat is not None
+        assert ignored_by(stat.parent_pid) == python_s_own | {signal.SIGINT}  # the keeper
+        assert blocked_by(stat.parent_pid) == set()

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from turnkeeper.kit.clock import system_clock
@@ -21,6 +22,12 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _DEAD_STATES: Final = frozenset("ZXx")
+
+# For `setsigdef` of os.posix_spawn; 32 and 33 are the C library's own.
+ALL_SIGNALS: Final = (*range(1, 32), *range(34, 65))
+# Those that Python ignores, and puts right for whatever `subprocess` starts; and those that would come again and again if
+# something were done on them, because the kernel repeats the call.
+_LEFT_IGNORED: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU)
 
 
 @dataclass(frozen=True, order=True)
@@ -169,6 +176,23 @@ def set_parent_death_signal(sig: signal.Signals, expected_parent_pid: int) -> bo
     """
     _prctl(_PR_SET_PDEATHSIG, int(sig))
     return os.getppid() == expected_parent_pid
+
+
+def keep_signals_to_oneself() -> None:
+    """What the starter of this process had it ignore or block (`nohup`, `&` in a script) does not reach its own children.
+
+    To be called first thing, by the main thread. An ignored signal stays ignored over an exec and one with a handler does
+    not, so each gets a handler that does nothing: this process still does not hear it. Without this an agent, many
+    processes further down, could not be told to stop.
+    """
+    for number in ALL_SIGNALS:
+        if number not in _LEFT_IGNORED and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """A handler, which unlike SIG_IGN ends at an exec."""
 
 
 def set_child_subreaper() -> None:

@@ -21,6 +21,7 @@ from turnkeeper.domain.settings import (
 )
 from turnkeeper.kit import log as logs
 from turnkeeper.kit.log import get_logger
+from turnkeeper.kit.procs import keep_signals_to_oneself
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.main.environment import Environment, ListenAddress, parse_listen
 from turnkeeper.main.outside import ProvisionerCommands, ProvisionerDeleter
@@ -88,6 +89,7 @@ def settings_from(environment: Environment, listen: str, lease_ttl: int | None) 
 def run(listen: str, lease_ttl: int | None) -> int:
     """Run until SIGTERM or SIGINT. The exit status."""
     die_with_parent()
+    keep_signals_to_oneself()
     environment = Environment.of_process()
     logs.configure("control", environment.text("TURNKEEPER_LOG_LEVEL", "info"))
     settings = settings_from(environment, listen, lease_ttl)

@@ -9,6 +9,7 @@ from typing import cast
 from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.domain.settings import Limits, sandbox_timing_from_environ
 from turnkeeper.kit import log as logs
+from turnkeeper.kit.procs import keep_signals_to_oneself
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.main.environment import Environment, parse_listen
 from turnkeeper.main.processes import die_with_parent
@@ -53,6 +54,7 @@ def read_public_keys(file: Path) -> dict[str, str]:
 def run(listen: str, *, unsafe_no_isolation: bool) -> int:
     """Run until SIGTERM or SIGINT; sandboxes live on. The exit status."""
     die_with_parent()
+    keep_signals_to_oneself()
     environment = Environment.of_process()
     logs.configure("provisioner", environment.text("TURNKEEPER_LOG_LEVEL", "info"))
     settings = settings_from(environment, isolated=not unsafe_no_isolation)

@@ -24,6 +24,7 @@ from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.kit import log as logs
 from turnkeeper.kit.clock import system_clock
 from turnkeeper.kit.log import get_logger
+from turnkeeper.kit.procs import keep_signals_to_oneself
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.main.environment import Environment, ListenAddress
 from turnkeeper.main.paths import DataDirectory, default_data_directory
@@ -100,6 +101,7 @@ OnReady = Callable[[Running], Awaitable[None] | None]
 
 def run_up(settings: UpSettings, *, on_ready: OnReady) -> int:
     """Run until SIGTERM or SIGINT, or until `on_ready` raised. The exit status."""
+    keep_signals_to_oneself()
     data = DataDirectory(settings.data)
     data.make()
     logs.configure("up", settings.environment.get("TURNKEEPER_LOG_LEVEL", "info"), path=data.logs / "up.log")

@@ -22,6 +22,7 @@ import sys
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 STDIO = (0, 1, 2)
+ALL_SIGNALS = (*range(1, 32), *range(34, 65))  # 32 and 33 are the C library's own
 
 
 def report(fd: int, *words: object) -> None:
@@ -60,9 +61,7 @@ def start(command: "list[str]", cwd: str) -> int:
     failure = FileNotFoundError(2, "not found")
     for path in candidates(command[0]):
         try:
-            return os.posix_spawn(
-                path, command, os.environ, setsid=True, setsigmask=[], setsigdef=range(1, signal.SIGSYS + 1)
-            )
+            return os.posix_spawn(path, command, os.environ, setsid=True, setsigmask=[], setsigdef=ALL_SIGNALS)
         except PermissionError as error:
             failure = error
         except (FileNotFoundError, NotADirectoryError):

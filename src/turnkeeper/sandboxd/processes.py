@@ -122,7 +122,15 @@ class Reaper:
         """Start a child with `fds` (its number: ours) and no other descriptor, in a session of its own."""
         actions = [(os.POSIX_SPAWN_DUP2, ours, number) for number, ours in fds.items()]
         with self._lock:
-            pid = os.posix_spawn(argv[0], list(argv), env, file_actions=actions, setsid=True)
+            pid = os.posix_spawn(
+                argv[0],
+                list(argv),
+                env,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=(),  # a keeper that blocks SIGTERM would outlive its manager
+                setsigdef=procs.ALL_SIGNALS,
+            )
             stat = procs.read_stat(pid)  # not reaped before the lock is free, so it is there
             if stat is None:
                 raise ChildProcessError(f"child {pid} was reaped by somebody else")

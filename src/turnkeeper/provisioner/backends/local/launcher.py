@@ -39,7 +39,8 @@ LOG_BYTES_MAX = 1 << 20
 ORDERS_BYTES_MAX = 1 << 20
 NO_ORDERS = 3
 NO_RECORD = 4
-IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE and SIGXFSZ, which an agent must not inherit so
+# An agent must inherit none ignored, neither Python's (SIGPIPE, SIGXFSZ) nor what the provisioner was started with.
+ALL_SIGNALS = (*range(1, 32), *range(34, 65))  # 32 and 33 are the C library's own
 
 
 def main() -> int:
@@ -128,7 +129,7 @@ def spawn(argv: list[str], env: dict[str, str], stderr: int, keep: list[int]) ->
     for fd in keep:
         os.set_inheritable(fd, True)
     actions = [(os.POSIX_SPAWN_DUP2, stderr, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
-    child = os.posix_spawnp(argv[0], argv, env, file_actions=actions, setsigmask=(), setsigdef=IGNORED_BY_PYTHON)
+    child = os.posix_spawnp(argv[0], argv, env, file_actions=actions, setsigmask=(), setsigdef=ALL_SIGNALS)
     for fd in keep:
         os.set_inheritable(fd, False)
     return child

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from turnkeeper.kit.procs import ProcessId, identify
+from turnkeeper.kit.procs import ALL_SIGNALS, ProcessId, identify
 from turnkeeper.provisioner.backends.local import launcher
 
 LISTEN_FD: Final = 3
@@ -55,7 +55,9 @@ def spawn(log: Path, listener: int, seccomp: int, start: int) -> SpawnedLauncher
             actions.append((os.POSIX_SPAWN_DUP2, copy, place))
         argv = [sys.executable, "-I", "-S", launcher.__file__]
         try:
-            pid = os.posix_spawn(sys.executable, argv, {}, file_actions=actions, setsid=True)
+            pid = os.posix_spawn(
+                sys.executable, argv, {}, file_actions=actions, setsid=True, setsigmask=(), setsigdef=ALL_SIGNALS
+            )
         except OSError:
             os.close(orders_write)
             raise
