@@ -125,6 +125,29 @@ def test_our_own_secrets_are_found_anywhere(out: io.StringIO, prefix: str) -> No
     assert "ValueError" in events(out)[1]["exception"]
 
 
+def test_an_exception_is_told_by_class_and_place_and_never_by_its_message(out: io.StringIO) -> None:
+    """Proves: E-02. Its cause too, and the exception during whose handling it came; ours may say what they say."""
+
+    class Ours(Exception):  # noqa: N818
+        is_safe_to_log = True
+
+    try:
+        try:
+            raise KeyError("a prompt")
+        except KeyError as cause:
+            raise ValueError("http://peer.example/path answered with a body") from cause
+    except ValueError:
+        try:
+            raise Ours("run 7 has no end")
+        except Ours:
+            get_logger("x").exception("it_failed")
+    told = events(out)[0]["exception"]
+    for message in ("a prompt\n", "peer.example/path answered\n", "KeyError: ", "ValueError: "):
+        assert message not in told
+    assert told.index("builtins.KeyError") < told.index("builtins.ValueError") < told.index("Ours: run 7 has no end")
+    assert told.count("test_log.py") == 3
+
+
 def test_bearer_credentials_and_prose() -> None:
     """Somebody else's bearer token too; a word that only looks like a prefix stays."""
     assert redact_text("Authorization: Bearer abcdefghijk") == f"Authorization: Bearer {REDACTED}"

@@ -79,7 +79,12 @@ class ProblemCode(StrEnum):
 
 
 class InvariantViolation(Exception):  # noqa: N818 - the house style's name
-    """Something that the rules exclude has happened. Never caught: going on would make it worse."""
+    """Something that the rules exclude has happened. Never caught: going on would make it worse.
+
+    The message is ours, and holds nothing but names, ids and states.
+    """
+
+    is_safe_to_log = True
 
 
 class OperationalError(Exception):

@@ -2,6 +2,8 @@
 
 Importing this module is cheap; structlog is imported by `configure` or by the first event. Values of keys that name a
 secret, and any text that holds one of our own secrets (known by its prefix), are replaced before anything is written.
+An exception is told by its class and by where it was raised. Its message stays out: it may quote whatever was being worked
+on, a row, a body or a prompt (E-02).
 """
 
 import logging
@@ -50,7 +52,7 @@ def configure(
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             _stamp(process),
-            structlog.processors.format_exc_info,
+            _tell_exception,
             redact,
             renderer,
         ],
@@ -161,6 +163,34 @@ def _stamp(process: str) -> "Processor":
         return event
 
     return add
+
+
+def _tell_exception(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    given = event.pop("exc_info", None)
+    failure = given if isinstance(given, BaseException) else sys.exc_info()[1] if given else None
+    if failure is not None:
+        event["exception"] = tell_exception(failure)
+    return event
+
+
+def tell_exception(failure: BaseException) -> str:
+    """Class and frames of an exception and of what led to it, the last one at the end; no messages.
+
+    A class whose messages hold nothing but our own words, names and ids says so by `is_safe_to_log`.
+    """
+    import traceback
+
+    parts: list[str] = []
+    seen: set[int] = set()
+    one: BaseException | None = failure
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        kind = type(one)
+        said = f": {one}" if getattr(kind, "is_safe_to_log", False) else ""
+        frames = "".join(traceback.format_tb(one.__traceback__))
+        parts.append(f"{frames}{kind.__module__}.{kind.__qualname__}{said}")
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return "\n\nwhich led to\n\n".join(reversed(parts))
 
 
 def _render_text(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
