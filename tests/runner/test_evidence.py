@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.behaviours import Cuts, Refuses
+from runner.behaviours import Cuts, Refuses, Trickles
 from runner.driving import FAST, drive, run_turn
 from runner.hosting import until
 from runner.peers import Peers, stay_silent
@@ -31,6 +31,18 @@ def test_one_outage_is_told_once_and_its_retries_by_their_numbers(peers: Peers, 
     assert [event["since_confirmed_s"] for event in retries] == sorted(event["since_confirmed_s"] for event in retries)
     assert all(0 < event["retry_in_s"] <= 0.1 for event in retries)
     assert [event["failures"] for event in logged("agent_heartbeat_recovered")] == [3]
+
+
+def test_a_renewal_whose_time_is_over_is_told_as_that(peers: Peers, logged: Logged) -> None:
+    """Proves: E-01, L-07. A peer that trickles keeps every single read in time; what ends the request is its total time."""
+    peers.on_prompt = stay_silent
+    peers.on["heartbeat"].append(Trickles())
+    driven = drive(peers, QUICK)
+    until(lambda: logged("agent_heartbeat_recovered"), "it recovers")
+    peers.settle_turn()
+    assert driven.wait() == 0
+    (told,) = logged("agent_control_failure")
+    assert (told["operation"], told["exception"], told["http_status"]) == ("heartbeat", "TotalTimeout", None)
 
 
 def test_the_class_is_logged_also_where_nothing_can_be_reported(peers: Peers, logged: Logged) -> None:

@@ -19,6 +19,9 @@ from turnkeeper.runner.lease import Lease, verdict_of
 from turnkeeper.runner.watchdog import Watchdog
 from turnkeeper.wire.worker import HeartbeatAnswer
 
+TIMED_OUT = "TotalTimeout"
+"""What an outage is called where a request had no whole answer after its time, though every part of it may have been in time."""
+
 
 @dataclass(frozen=True)
 class Renewed:
@@ -117,6 +120,10 @@ class Heartbeats:
         alarm = self._watchdog.at(sent_at + timeout_s, control.interrupt)
         try:
             return control.heartbeat(timeout_s)
+        except ConnectionFailed as error:
+            if alarm.rang and error.kind == "Interrupted" and self._lease.verdict is None and not self._stopping:
+                raise ConnectionFailed(error.operation, TIMED_OUT, sent=error.sent) from error
+            raise
         finally:
             alarm.cancel()
             if alarm.rang and self._lease.verdict is None and not self._stopping:
