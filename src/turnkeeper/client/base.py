@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from turnkeeper.client.failures import CallError, ClientError, ConnectionFailed
 from turnkeeper.client.response import Response, TransportError, head_of
 from turnkeeper.domain.errors import InvariantViolation
+from turnkeeper.kit import failpoint
 from turnkeeper.kit.outside import open_transaction
 from turnkeeper.wire.problem import PROBLEM_MEDIA_TYPE, Problem
 
@@ -204,6 +205,20 @@ def operation_name(method: str, name: str) -> str:
     """For messages: the last word of the path says what was asked for; ids and queries stay out (E-02)."""
     words = [part for part in name.partition("?")[0].split("/") if _WORD.fullmatch(part)]
     return f"{method} {words[-1] if words else '/'}"
+
+
+def fail_before(operation: str) -> None:
+    """The failpoint of a call that is about to be sent. Dropped, nobody can know that it never was."""
+    point = failpoint.of_call(operation)
+    if point is not None and failpoint.before(point):
+        raise ConnectionFailed(operation, "WriteError", sent=True)
+
+
+def fail_after(operation: str) -> None:
+    """The failpoint of a call whose answer is here. Dropped, the answer is lost."""
+    point = failpoint.of_call(operation)
+    if point is not None and failpoint.after(point):
+        raise ConnectionFailed(operation, "ReadError", sent=True)
 
 
 @contextlib.contextmanager

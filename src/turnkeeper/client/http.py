@@ -32,6 +32,8 @@ from turnkeeper.client.base import (
     Reply,
     Timeouts,
     checked,
+    fail_after,
+    fail_before,
     operation_name,
     parse_address,
     parsed,
@@ -94,6 +96,7 @@ class AsyncHttpClient(ClientBase):
         """One call, whole answer. Statuses from 400 are `ClientError`; no whole answer within `timeout_s` is `ConnectionFailed`."""
         limit = self.timeouts.call if timeout_s is None else timeout_s
         operation, departure = operation_name(method, name), Departure()
+        fail_before(operation)
         try:
             async with asyncio.timeout(limit), self._open(operation, departure) as connection:
                 with transport_failures(operation, departure):
@@ -104,6 +107,7 @@ class AsyncHttpClient(ClientBase):
                     content = await _read_async(operation, connection)
         except TimeoutError as error:
             raise ConnectionFailed(operation, "Timeout", sent=departure.sent) from error
+        fail_after(operation)
         return checked(operation, response, content)
 
     async def call(
@@ -137,6 +141,7 @@ class AsyncHttpClient(ClientBase):
         bound) the wait for each piece. Leaving the block before the end closes the connection at once."""
         limit = self.timeouts.call if timeout_s is None else timeout_s
         operation, departure = operation_name(method, name), Departure()
+        fail_before(operation)
         async with contextlib.AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(limit):
@@ -150,6 +155,7 @@ class AsyncHttpClient(ClientBase):
                             checked(operation, response, await _read_async(operation, connection))
             except TimeoutError as error:
                 raise ConnectionFailed(operation, "Timeout", sent=departure.sent) from error
+            fail_after(operation)
             yield AsyncStream(operation, connection, silence_s)
 
     @contextlib.asynccontextmanager
@@ -283,6 +289,7 @@ class HttpClient(ClientBase):
         limit = self.timeouts.read if timeout_s is None else timeout_s
         with self._open(method, name, body, params, headers, limit) as stream:
             content = stream.whole()
+        fail_after(stream.operation)
         return checked(stream.operation, stream.response, content)
 
     def call(
@@ -315,6 +322,7 @@ class HttpClient(ClientBase):
         with self._open(method, name, body, params, headers, silence_s) as stream:
             if stream.status >= 400:
                 checked(stream.operation, stream.response, stream.whole())
+            fail_after(stream.operation)
             yield stream
 
     @contextlib.contextmanager
@@ -330,6 +338,7 @@ class HttpClient(ClientBase):
         """One call up to the head of its answer. Afterwards its connection is kept if that was read to its end, else closed."""
         operation, departure = operation_name(method, name), Departure()
         refuse_in_transaction(operation)
+        fail_before(operation)
         with transport_failures(operation, departure, self._interrupt_seen):
             data = self.whole_request(method, name, body, params, headers)
             connection = self._take(operation)

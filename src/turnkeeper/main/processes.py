@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from turnkeeper.kit import failpoint
 from turnkeeper.kit.clock import system_clock
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.procs import set_parent_death_signal
@@ -104,6 +105,7 @@ class ManagedProcess:
         with self._open_log() as out:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                *failpoint.interpreter_options(),
                 "-m",
                 "turnkeeper",
                 *self.arguments,

@@ -13,6 +13,8 @@ free of a disk's latency.
 from pathlib import Path
 
 from turnkeeper.domain.sandbox import is_sandbox_id
+from turnkeeper.kit import failpoint
+from turnkeeper.kit.failpoint import Point
 from turnkeeper.kit.files import read_bounded, write_atomic
 
 _BYTES_MAX = 64
@@ -41,10 +43,12 @@ class Fences:
         """Raise the fence to `lease_generation`; returns the fence, which may already have been higher. Durable on return."""
         current = self.fenced(sandbox_id)
         if lease_generation > current:
+            failpoint.before(Point.EFFECT_FENCE)
             try:
                 write_atomic(self._path(sandbox_id), str(lease_generation).encode())
             except OSError as error:
                 raise FenceError(f"the fence of {sandbox_id} cannot be written: {error.strerror}") from error
+            failpoint.after(Point.EFFECT_FENCE)
             self._fenced[sandbox_id] = current = lease_generation
         return current
 

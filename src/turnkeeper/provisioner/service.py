@@ -12,7 +12,9 @@ from typing import Final
 from turnkeeper.client.http import CallError, ConnectionFailed
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.domain.sandbox import Absent, Exited, Unknown, sandbox_id
+from turnkeeper.kit import failpoint
 from turnkeeper.kit.clock import Clock
+from turnkeeper.kit.failpoint import Point
 from turnkeeper.kit.ids import new_id
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.stop import Deadline
@@ -169,7 +171,9 @@ class Service:
         """End one instance in bounded time. For callers that hold the lock."""
         try:
             async with asyncio.timeout(self._times.delete_s):
+                failpoint.before(Point.EFFECT_END)
                 result = await self.backend.end(name, generation)
+                failpoint.after(Point.EFFECT_END)
         except TimeoutError:
             result = Unknown(f"the backend did not end it within {self._times.delete_s:g} s")
         if isinstance(result, Ended | Absent):
@@ -263,7 +267,9 @@ class Service:
         deadline = Deadline.after(self._times.create_s, self._clock)
         try:
             async with asyncio.timeout(self._times.create_s):
+                failpoint.before(Point.EFFECT_CREATE)
                 live = await self.live.put(await self.backend.create(order))
+                failpoint.after(Point.EFFECT_CREATE)
                 state = await live.state(deadline.remaining())
         except CreateFailedError as error:
             code = ProblemCode.AGENT_UNAVAILABLE if error.refused else ProblemCode.UPSTREAM_UNAVAILABLE

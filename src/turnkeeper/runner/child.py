@@ -14,7 +14,9 @@ from typing import Final
 from turnkeeper.client.base import parse_address
 from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.domain.lease import enough_for_one_heartbeat
+from turnkeeper.kit import failpoint
 from turnkeeper.kit.clock import system_clock
+from turnkeeper.kit.failpoint import Point
 from turnkeeper.kit.log import configure, get_logger
 from turnkeeper.kit.procs import own_identity
 from turnkeeper.runner.handover import ChildEnd, HandedTurn, HandoverError
@@ -62,7 +64,9 @@ def _serve(end: ChildEnd) -> int:
         get_logger("runner.child").warning("turn_not_accepted", job=handed.claim.job, why=why_not)
         end.close()
         return EXIT_NOT_TAKEN
+    failpoint.before(Point.EFFECT_ACCEPT)
     end.accept()
+    failpoint.after(Point.EFFECT_ACCEPT)
     return _carry_out(settings, handed)
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Final
 
 import turnkeeper
+from turnkeeper.kit import failpoint
 from turnkeeper.kit.clock import Clock
+from turnkeeper.kit.failpoint import Point
 from turnkeeper.kit.procs import ProcessId, identify, open_pidfd
 from turnkeeper.runner.handover import ACCEPTED, READY, HandedTurn
 from turnkeeper.runner.hostend import HostEnd, new_descriptor
@@ -104,7 +106,9 @@ class Child:
 
     async def hand_over(self, turn: HandedTurn) -> HandedOver:
         """Give it the turn, and read its descriptor to the end. A silent child is waited for as long as it lives (H-03)."""
+        failpoint.before(Point.EFFECT_HAND_OVER)
         failure = await self._end.send(turn)
+        failpoint.after(Point.EFFECT_HAND_OVER)
         await asyncio.wait({self._listening, self._exited}, return_when=asyncio.FIRST_COMPLETED)
         # A dead process has closed its end; what it said before may still be on its way to us.
         await asyncio.wait({self._listening}, timeout=None if not self._exited.done() else _DESCRIPTOR_END_S)
@@ -150,6 +154,7 @@ def start_child(clock: Clock, log: Path | None) -> Child:
     Spawned, never forked to go on: between the fork and the exec no code of ours runs, and every other descriptor is
     closed by the exec.
     """
+    failpoint.before(Point.EFFECT_SPAWN)
     end, theirs = new_descriptor()
     try:
         popen = _spawn(theirs, log)
@@ -164,12 +169,14 @@ def start_child(clock: Clock, log: Path | None) -> Child:
         status = popen.wait()
         end.close()
         raise ChildProcessError(f"the child ended at once, with {status}")
+    failpoint.after(Point.EFFECT_SPAWN)
     return Child(popen, process, pidfd, end, clock.monotonic())
 
 
 def _spawn(theirs: socket.socket, log: Path | None) -> "subprocess.Popen[bytes]":
     fd = theirs.fileno()
-    command = [sys.executable, "-I", "-m", "turnkeeper.runner.child", "--fd", str(fd)]
+    options = failpoint.interpreter_options()
+    command = [sys.executable, *options, "-I", "-m", "turnkeeper.runner.child", "--fd", str(fd)]
     output = 2 if log is None else os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         return subprocess.Popen(

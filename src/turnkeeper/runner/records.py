@@ -14,6 +14,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from turnkeeper.domain.errors import SettingRefused
+from turnkeeper.kit import failpoint
+from turnkeeper.kit.failpoint import Point
 from turnkeeper.kit.files import NotRegularError, TooLargeError, read_bounded
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.procs import ProcessId, boot_id, is_alive
@@ -104,10 +106,12 @@ class ChildRecords:
 
     def write(self, record: ChildRecord) -> None:
         """Remember a child. Replaced in one step, so that a reader never finds half a record."""
+        failpoint.before(Point.EFFECT_CHILD_RECORD)
         path = self._path(record.attempt)
         temporary = path.with_suffix(".new")
         temporary.write_bytes(record.model_dump_json().encode())
         temporary.replace(path)
+        failpoint.after(Point.EFFECT_CHILD_RECORD)
 
     def remove(self, attempt: str) -> None:
         """Forget a child whose end is known where it has to be."""

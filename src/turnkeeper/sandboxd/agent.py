@@ -8,7 +8,9 @@ from typing import Any, Final, Literal
 
 from turnkeeper import __version__
 from turnkeeper.domain.admission import Capabilities
+from turnkeeper.kit import failpoint
 from turnkeeper.kit import text as hygiene
+from turnkeeper.kit.failpoint import Point
 from turnkeeper.kit.procs import ProcessId
 from turnkeeper.kit.stop import Deadline
 from turnkeeper.sandboxd.framing import Envelope
@@ -106,6 +108,7 @@ class Agent:
         cls, reaper: Reaper, spec: AgentSpec, limits: SandboxLimits, on_keeper: Callable[[Keeper], None]
     ) -> "Agent":
         """Start the process with stdio and nothing else (F15); raises StartError. `on_keeper` hears of it at once."""
+        failpoint.before(Point.EFFECT_AGENT_START)
         theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
         ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
         ours_err, theirs_err = os.pipe2(os.O_CLOEXEC)
@@ -128,6 +131,7 @@ class Agent:
         agent = cls(spec, limits, keeper, Tail(ours_err, limits.stderr_tail_bytes))
         agent._connection = Connection(ours_in, ours_out, agent, limits.frame_bytes_max)
         keeper.exited.add_done_callback(agent._exited)
+        failpoint.after(Point.EFFECT_AGENT_START)
         return agent
 
     @property
@@ -208,11 +212,13 @@ class Agent:
         self.answered = False
         self.turn = turn
         turn.open = True
+        failpoint.before(Point.EFFECT_PROMPT)
         self.connection.call(
             "session/prompt",
             {"sessionId": self.native_session, "prompt": [{"type": "text", "text": text}]},
             on_answer,
         )
+        failpoint.after(Point.EFFECT_PROMPT)
 
     def cancel(self) -> bool:
         """Send `session/cancel`, once; from then on permissions are answered `cancelled`. False: no prompt is open."""

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from turnkeeper import __version__
-from turnkeeper.kit import ids, procs
+from turnkeeper.kit import failpoint, ids, procs
 from turnkeeper.kit.clock import system_clock
 from turnkeeper.sandboxd.http import HttpAnswer, HttpRequest, HttpServer
 from turnkeeper.wire.sandbox_start import SandboxStart, SandboxStartError
@@ -37,7 +37,8 @@ class StartRefusedError(Exception):
 
 def run(listen_fd: int, config_fd: int) -> int:
     """Serve until something ends this process; returns only where the start is refused."""
-    harden({listen_fd, config_fd})
+    plan = failpoint.plan()
+    harden({listen_fd, config_fd} if plan is None else {listen_fd, config_fd, plan.fd})
     try:
         start = read_config(config_fd)
         sock = adopt_listener(listen_fd)

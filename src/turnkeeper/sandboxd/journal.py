@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from turnkeeper.domain.admission import Journal, JournalUnknown
-from turnkeeper.kit import files
+from turnkeeper.kit import failpoint, files
+from turnkeeper.kit.failpoint import Point
 
 JOURNAL_BYTES_MAX: Final = 1024 * 1024
 _COMPACT_BYTES: Final = 512 * 1024
@@ -67,11 +68,15 @@ class SessionJournal:
 
     def begun(self, turn: int, activation: str, native_session: str) -> None:
         """Make durable that turn `turn` is about to reach the agent; JournalWriteError."""
+        failpoint.before(Point.EFFECT_BEGUN)
         self._append(Entry("begun", turn, activation, native_session))
+        failpoint.after(Point.EFFECT_BEGUN)
 
     def settled(self, turn: int, activation: str, native_session: str) -> None:
         """Make durable that turn `turn` got its response; JournalWriteError."""
+        failpoint.before(Point.EFFECT_SETTLED)
         self._append(Entry("settled", turn, activation, native_session))
+        failpoint.after(Point.EFFECT_SETTLED)
 
     def withdrawn(self, turn: int, activation: str, native_session: str) -> None:
         """Make durable that turn `turn` was begun and its prompt never written; JournalWriteError."""

@@ -23,7 +23,9 @@ from turnkeeper.domain.admission import (
 )
 from turnkeeper.domain.errors import ErrorCode
 from turnkeeper.domain.membership import MembershipState
+from turnkeeper.kit import failpoint
 from turnkeeper.kit import text as hygiene
+from turnkeeper.kit.failpoint import Point
 from turnkeeper.kit.stop import Deadline
 from turnkeeper.sandboxd.activation import FAILURE_CODES, Activation, Membership
 from turnkeeper.sandboxd.agent import PROTOCOL_VERSION, Agent, AgentSpec
@@ -182,6 +184,7 @@ class _Opening:
                 f"it speaks protocol version {agent.protocol_version!r}; supported is {PROTOCOL_VERSION}"
             )
         agent.native_turn = self.spec.recorded.native_turn
+        failpoint.before(Point.EFFECT_SESSION)
         match decide(agent):
             case Unavailable(reason):
                 raise _UnavailableError(reason.value)
@@ -194,6 +197,7 @@ class _Opening:
             case OpenNew():
                 agent.native_session = _session_id(await agent.open_new())
                 mode = "new"
+        failpoint.after(Point.EFFECT_SESSION)
         if not self.activation.may_start:
             raise AgentGoneError
         return opened(self.activation, agent, mode)

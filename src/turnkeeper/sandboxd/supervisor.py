@@ -19,7 +19,9 @@ from typing import Final, NoReturn
 
 from turnkeeper import __version__
 from turnkeeper.domain.errors import ErrorCode
+from turnkeeper.kit import failpoint
 from turnkeeper.kit.clock import system_clock
+from turnkeeper.kit.failpoint import Point
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.stop import Deadline
 from turnkeeper.sandboxd.activation import Activation, EndCode, Membership
@@ -174,9 +176,11 @@ class Supervisor:
         return activation
 
     async def _pass_barrier(self, membership: Membership, activation: Activation, older: Activation | None) -> None:
+        failpoint.before(Point.EFFECT_BARRIER)
         if older is not None:
             await self._end(membership, older, "superseded")
             activation.previous = older.evidence
+        failpoint.after(Point.EFFECT_BARRIER)
         activation.taken.set_result(
             TakeAnswer(
                 boot_id=self._boot_id,

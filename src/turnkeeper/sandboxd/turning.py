@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from turnkeeper.domain.errors import ErrorCode
+from turnkeeper.kit import failpoint
 from turnkeeper.kit import text as hygiene
+from turnkeeper.kit.failpoint import Point
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.stop import Deadline
 from turnkeeper.sandboxd.activation import FAILURE_CODES, Activation, Membership
@@ -62,7 +64,7 @@ class TurnEnding:
         self.agent.answered = True
         self.switches.disarm(self.activation.switch)  # what runs now is an idle agent, which may stay
         self.membership.publish_mortal()
-        self.activation.ending = asyncio.create_task(self._settle(verdict, message, message_bytes))
+        self.activation.ending = asyncio.create_task(self._to_its_end(verdict, message, message_bytes))
 
     def _told(self, stop_reason: str) -> _Verdict:
         reason = hygiene.cut(stop_reason, 200)[0] or "none"
@@ -70,6 +72,20 @@ class TurnEnding:
         if outcome is Outcome.CANCELLED and self.activation.cancel_code is not None:
             return _Verdict(outcome, reason, self.activation.cancel_code, "the manager cancelled the turn")
         return _Verdict(outcome, reason)
+
+    async def _to_its_end(self, verdict: _Verdict, message: str, message_bytes: int | None) -> None:
+        """Whatever goes wrong on the way, the stream gets its last line: nobody waits for a turn that is over."""
+        try:
+            await self._settle(verdict, message, message_bytes)
+        except Exception as error:
+            _log.exception("settlement_broke", activation=self.activation.claims.activation)
+            if self.activation.log.finished:
+                return
+            if self.activation.receipt is not None:
+                self.activation.log.finish(receipt=self.activation.receipt)
+                return
+            self.agent.answered = False  # as above
+            await self._conclude_failed(ErrorCode.SETTLEMENT_FAILED, type(error).__name__)
 
     async def _settle(self, verdict: _Verdict, message: str, message_bytes: int | None) -> None:
         native_turn = self.agent.native_turn + 1
@@ -99,7 +115,9 @@ class TurnEnding:
         )
         if not self.agent.spec.keep_background_processes:
             await self.agent.keeper.kill_leftovers(Deadline.after(_LEFTOVERS_S))
+        failpoint.before(Point.EFFECT_RECEIPT)
         activation.log.finish(receipt=activation.receipt)
+        failpoint.after(Point.EFFECT_RECEIPT)
         _log.info("turn_settled", activation=claims.activation, native_turn=native_turn, outcome=verdict.outcome.value)
 
     async def _fail(self) -> None:

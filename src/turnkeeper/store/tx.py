@@ -19,7 +19,9 @@ from psycopg.rows import class_row, dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
 from turnkeeper.domain.errors import InvariantViolation
+from turnkeeper.kit import failpoint
 from turnkeeper.kit.clock import Clock, system_clock
+from turnkeeper.kit.failpoint import Point
 from turnkeeper.kit.ids import jitter
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.outside import open_transaction, transaction_open
@@ -216,7 +218,9 @@ class Database:
         self._refuse_nested(name)
         with self._measured(name):
             result, effects = await self._over_dead_connections(lambda: self._with_retries(name, work, retries))
-        self._signaller.publish(effects.signals)
+        if not failpoint.before(Point.EFFECT_SIGNAL):
+            self._signaller.publish(effects.signals)
+        failpoint.after(Point.EFFECT_SIGNAL)
         await self._call_back(name, effects.callbacks)
         return result
 
@@ -288,7 +292,7 @@ class Database:
             await self._clock.sleep(jitter(0, min(_BACKOFF_S * 2**tries, _BACKOFF_S_MAX)))
 
     async def _attempt(self, name: str, work: Callable[[Tx], Awaitable[T]]) -> tuple[T, Effects]:
-        committing = False
+        committing, point = False, failpoint.of_commit(name)
         async with self._connection(name) as connection:
             tx = Tx(name, connection, self._observer)
             try:
@@ -297,6 +301,11 @@ class Database:
                         result = await work(tx)
                     tx.close()
                     committing = True
+                    if point is not None and failpoint.before(point):
+                        await connection.close()
+                if point is not None and failpoint.after(point):
+                    await connection.close()
+                    raise psycopg.OperationalError("dropped by a failpoint")
             except psycopg.OperationalError:
                 if committing and connection.closed:
                     line = f"{name}: connection lost during COMMIT ({self.place}); it may have been committed"

@@ -19,8 +19,9 @@ from typing import Final, Literal
 
 from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.domain.sandbox import Absent, ExitCause, Exited, Unknown
-from turnkeeper.kit import text
+from turnkeeper.kit import failpoint, text
 from turnkeeper.kit.clock import Clock, system_clock
+from turnkeeper.kit.failpoint import Point
 from turnkeeper.kit.files import read_bounded, write_atomic
 from turnkeeper.kit.ids import new_secret
 from turnkeeper.kit.procs import boot_id, is_alive
@@ -49,6 +50,7 @@ from turnkeeper.provisioner.backends.local.records import (
 )
 from turnkeeper.provisioner.backends.local.starting import (
     LISTEN_FD,
+    PLAN_FD,
     SECCOMP_FD,
     START_FD,
     SpawnedLauncher,
@@ -245,7 +247,9 @@ class LocalBackend:
             held.callback(os.close, filter_fd)
             start_fd = memory_file("start", start.to_json())
             held.callback(os.close, start_fd)
-            launcher = spawn(places.log, listener.fileno(), filter_fd, start_fd)
+            plan = failpoint.plan()
+            plan_fd = None if plan is None else plan.fd
+            launcher = spawn(places.log, listener.fileno(), filter_fd, start_fd, plan_fd)
         self._children.add(launcher.process.pid)
         try:
             write_atomic(places.secret, secret.encode())
@@ -263,11 +267,16 @@ class LocalBackend:
         except BaseException:
             launcher.dismiss()
             raise
+        failpoint.before(Point.EFFECT_LAUNCH)
         self._order(launcher, order, places)
+        failpoint.after(Point.EFFECT_LAUNCH)
         return _instance(record, places, secret)
 
     def _order(self, launcher: SpawnedLauncher, order: Order, places: Places) -> None:
-        command = [*self._settings.manager_command, "--listen-fd", str(LISTEN_FD), "--config-fd", str(START_FD)]
+        python, *words = self._settings.manager_command
+        drill = failpoint.interpreter_options(PLAN_FD)
+        command = [python, *drill, *words, "--listen-fd", str(LISTEN_FD), "--config-fd", str(START_FD)]
+        keep = [LISTEN_FD, START_FD, *([PLAN_FD] if drill else [])]
         if self._settings.isolated:
             layout = bubblewrap.Layout(
                 workspace=order.mounts.workspace,
@@ -286,7 +295,7 @@ class LocalBackend:
                 "env": environment,
                 "isolated": self._settings.isolated,
                 "look_interval_s": self._settings.look_interval_s,
-                "keep_fds": [LISTEN_FD, SECCOMP_FD, START_FD] if self._settings.isolated else [LISTEN_FD, START_FD],
+                "keep_fds": [*keep, SECCOMP_FD] if self._settings.isolated else keep,
             }
         )
 

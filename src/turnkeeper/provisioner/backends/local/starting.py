@@ -15,6 +15,8 @@ from turnkeeper.provisioner.backends.local import launcher
 LISTEN_FD: Final = 3
 SECCOMP_FD: Final = 4
 START_FD: Final = 5
+PLAN_FD: Final = 6
+"""A drill's plan of failures (`kit.failpoint`); there is none otherwise."""
 _ABOVE: Final = 64  # where copies wait that are put into their places in the child, so that none overwrites another
 
 
@@ -37,7 +39,7 @@ class SpawnedLauncher:
             os.close(self.orders_fd)
 
 
-def spawn(log: Path, listener: int, seccomp: int, start: int) -> SpawnedLauncher:
+def spawn(log: Path, listener: int, seccomp: int, start: int, plan: int | None = None) -> SpawnedLauncher:
     """Start a launcher, a session leader that is no descendant's parent but its sandbox's. `OSError` where it cannot start.
 
     Without site packages: it needs none, and it is there in 15 ms.
@@ -48,6 +50,8 @@ def spawn(log: Path, listener: int, seccomp: int, start: int) -> SpawnedLauncher
         log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         held.callback(os.close, log_fd)
         wanted = {0: orders_read, 1: log_fd, 2: log_fd, LISTEN_FD: listener, SECCOMP_FD: seccomp, START_FD: start}
+        if plan is not None:
+            wanted[PLAN_FD] = plan
         actions: list[tuple[int, int, int]] = []
         for place, fd in wanted.items():
             copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
