@@ -197,7 +197,12 @@ class Host:
             except OSError as error:
                 await self._release(claim, "not_created", type(error).__name__)
                 return
-            self._records.write(ChildRecord.of(child.process, claim, self.incarnation))
+            try:
+                self._records.write(ChildRecord.of(child.process, claim, self.incarnation))
+            except Exception as error:  # a full disk, or a defect: the child was told nothing, which is proof enough
+                child.dismiss()
+                await self._release(claim, "not_delivered", type(error).__name__)
+                return
             await self._hand_over(claimed, child)
         finally:
             self._live.pop(claim.attempt, None)
