@@ -262,3 +262,12 @@ def test_names_by_which_the_page_is_reached(settings: dict[str, str]) -> None:
     assert "127.0.0.1" in plain
     assert named == plain | {"tk.example", "other.example"}
     assert hosts("*") is None
+
+
+def test_how_much_an_owner_may_run_at_once(settings: dict[str, str]) -> None:
+    """Eight trees unless the setting says otherwise. Proves: D-06."""
+    assert control.settings_from(Environment(settings), "127.0.0.1:0", None).limits.trees_per_owner == 8
+    more = Environment({**settings, "TURNKEEPER_TREES_PER_OWNER": "3"})
+    assert control.settings_from(more, "127.0.0.1:0", None).limits.trees_per_owner == 3
+    with pytest.raises(SettingRefused, match="TURNKEEPER_TREES_PER_OWNER is '0'; it must be a positive integer"):
+        control.settings_from(Environment({**settings, "TURNKEEPER_TREES_PER_OWNER": "0"}), "127.0.0.1:0", None)

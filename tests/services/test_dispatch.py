@@ -102,6 +102,18 @@ async def test_a_ready_run_that_leaves_gives_its_room_away(driver: Driver) -> No
     assert not await recomputed(driver, first, one)
 
 
+async def test_an_owner_has_the_room_of_the_setting_or_one_of_its_own(driver: Driver) -> None:
+    """Proves: D-06. The setting is the only default; a row that says otherwise is about one owner."""
+    assert await driver.value("SELECT tree_room FROM users") is None
+    driver.with_limits(trees_per_owner=2)
+    runs = [(await driver.submit((await driver.conversation()).thread_id)).run.id for _ in range(4)]
+    assert [await driver.ready(run) for run in runs] == [True, True, False, False]
+    await driver.rows("UPDATE users SET tree_room = 3")
+    for run in runs[2:]:
+        await recomputed(driver, (await driver.run(run))["thread_id"], run)
+    assert [await driver.ready(run) for run in runs] == [True, True, True, False]
+
+
 async def test_a_tree_that_is_counted_has_room_for_its_children(driver: Driver) -> None:
     """Proves: D-06: a parent that waits for its child cannot deadlock with it."""
     await driver.rows("UPDATE users SET tree_room = 1")

@@ -235,6 +235,7 @@ class _Up:
         common["TURNKEEPER_LOG_LEVEL"] = given.environment.get("TURNKEEPER_LOG_LEVEL", "info")
         common["TURNKEEPER_DATA"] = str(data.root)
         provisioner_url = ListenAddress(socket_path=data.provisioner_socket).url
+        room = given.environment.get("TURNKEEPER_TREES_PER_OWNER")
         control = ManagedProcess(
             "control",
             ("control", "--listen", f"fd:{control_socket.fileno()}"),
@@ -245,6 +246,7 @@ class _Up:
                 "TURNKEEPER_PROVISIONER_URL": provisioner_url,
                 "TURNKEEPER_PROVISIONER_TOKEN_FILE": str(data.provisioner_token),
                 "TURNKEEPER_EXPECT_HOSTS": "1",
+                **({"TURNKEEPER_TREES_PER_OWNER": room} if room else {}),
             },
             data.logs / "control.log",
             (control_socket.fileno(),),

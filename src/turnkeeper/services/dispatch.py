@@ -21,11 +21,11 @@ from turnkeeper.store.tx import Tx
 
 @dataclass(frozen=True)
 class OwnerRow:
-    """What a use case needs of an owner; locked at rank 1."""
+    """What a use case needs of an owner; locked at rank 1. `tree_room` None: the room that everybody has."""
 
     uid: str
     language: str
-    tree_room: int
+    tree_room: int | None
 
     @property
     def tongue(self) -> Language:
@@ -42,7 +42,7 @@ async def lock_line(tx: Tx, scope: str, uid: str) -> OwnerRow:
     return owner
 
 
-async def recompute(tx: Tx, scope: str, owner: OwnerRow) -> set[str]:
+async def recompute(tx: Tx, s: Services, scope: str, owner: OwnerRow) -> set[str]:
     """Set `ready_at` of the scope's waiting runs to what the facts say; the ids of those that became ready.
 
     Before any event is stored: runs are rank 2.
@@ -58,8 +58,9 @@ async def recompute(tx: Tx, scope: str, owner: OwnerRow) -> set[str]:
     if not candidates:
         return made
     trees = await statements.trees_of_owner(tx, owner.uid)
+    room = owner.tree_room or s.limits.trees_per_owner
     for run in candidates:
-        has_room = run.root_run_id in trees or len(trees) < owner.tree_room
+        has_room = run.root_run_id in trees or len(trees) < room
         if _may_start(run, owner_room=has_room):
             trees.add(run.root_run_id)
             if await statements.set_ready(tx, run.id, run.provisioner):
@@ -90,7 +91,7 @@ async def dispatch_scope(s: Services, scope: str, uid: str) -> None:
 
     async def work(tx: Tx) -> None:
         owner = await lock_line(tx, scope, uid)
-        await recompute(tx, scope, owner)
+        await recompute(tx, s, scope, owner)
 
     await s.db.run("dispatch", work)
 

@@ -22,7 +22,7 @@ from turnkeeper.domain.history.facts import (
     SnapshotFact,
     WorkspaceFact,
 )
-from turnkeeper.domain.settings import Timing
+from turnkeeper.domain.settings import Limits, Timing
 from turnkeeper.store.tx import Reader
 
 FIRST = "00000000-0000-0000-0000-000000000000"
@@ -72,10 +72,18 @@ async def read_holds(reader: Reader, uids: Sequence[str], timing: Timing) -> His
     return History(now=now, timing=timing, holds=tuple(holds))
 
 
-async def read_scopes(reader: Reader, scopes: Sequence[str], timing: Timing, *, prompts: bool = False) -> History:
+async def read_scopes(
+    reader: Reader,
+    scopes: Sequence[str],
+    timing: Timing,
+    *,
+    prompts: bool = False,
+    trees_per_owner: int = Limits().trees_per_owner,
+) -> History:
     """Everything that is recorded about whole scopes. In one snapshot, or the facts of two moments are mixed.
 
     `prompts`: with the runs' prompts, which are needed only beside a ledger. `now` is the database's clock at the start.
+    `trees_per_owner`: the control plane's setting, the room of owners without one of their own.
     """
     now = await _now(reader)
     conversations = await reader.fetch_all(
@@ -94,7 +102,9 @@ async def read_scopes(reader: Reader, scopes: Sequence[str], timing: Timing, *, 
         as_=RunFact,
     )
     history = History(now=now, timing=timing, conversations=tuple(conversations), runs=tuple(runs))
-    history = replace(history, owners=tuple(await _owners(reader, sorted({one.uid for one in conversations}))))
+    history = replace(
+        history, owners=tuple(await _owners(reader, sorted({one.uid for one in conversations}), trees_per_owner))
+    )
     history = await _with_turns(reader, history, list(scopes), threads)
     return await _with_records(reader, history, list(scopes), threads)
 
@@ -103,13 +113,13 @@ async def _now(reader: Reader) -> datetime:
     return await reader.fetch_value("SELECT tk_now()")
 
 
-async def _owners(reader: Reader, uids: list[str]) -> list[OwnerFact]:
+async def _owners(reader: Reader, uids: list[str], trees_per_owner: int) -> list[OwnerFact]:
     return await reader.fetch_all(
-        "SELECT u.uid, u.tree_room, (SELECT count(DISTINCT r.root_run_id) FROM runs r WHERE r.uid = u.uid "
+        "SELECT u.uid, coalesce(u.tree_room, %s) AS tree_room, (SELECT count(DISTINCT r.root_run_id) FROM runs r WHERE r.uid = u.uid "
         "AND (r.status IN ('running', 'cancel_requested', 'recovering') OR r.ready_at IS NOT NULL)) AS live_trees, "
         "(SELECT max(n.ended_at) FROM (SELECT ended_at FROM runs WHERE uid = u.uid ORDER BY id DESC LIMIT %s) n) "
         "AS last_end_at FROM users u WHERE u.uid = ANY(%s::uuid[])",
-        (RECENT_RUNS, uids),
+        (trees_per_owner, RECENT_RUNS, uids),
         as_=OwnerFact,
     )
 

@@ -14,7 +14,6 @@ class UserRow:
     name: str
     role: str
     language: str
-    tree_room: int
     created_at: datetime
 
 
@@ -22,7 +21,7 @@ async def insert_user(tx: Tx, *, uid: str, name: str, role: str, language: str) 
     """None: somebody has that name."""
     return await tx.fetch_one(
         "INSERT INTO users (uid, name, role, language) VALUES (%s, %s, %s, %s) "
-        "ON CONFLICT (name) DO NOTHING RETURNING uid, name, role, language, tree_room, created_at",
+        "ON CONFLICT (name) DO NOTHING RETURNING uid, name, role, language, created_at",
         (uid, name, role, language),
         as_=UserRow,
     )
@@ -31,14 +30,14 @@ async def insert_user(tx: Tx, *, uid: str, name: str, role: str, language: str) 
 async def get_user(reader: Reader, uid: str) -> UserRow | None:
     """The user of that id."""
     return await reader.fetch_one(
-        "SELECT uid, name, role, language, tree_room, created_at FROM users WHERE uid = %s", (uid,), as_=UserRow
+        "SELECT uid, name, role, language, created_at FROM users WHERE uid = %s", (uid,), as_=UserRow
     )
 
 
 async def user_by_name(reader: Reader, name: str) -> UserRow | None:
     """The user of that name."""
     return await reader.fetch_one(
-        "SELECT uid, name, role, language, tree_room, created_at FROM users WHERE name = %s", (name,), as_=UserRow
+        "SELECT uid, name, role, language, created_at FROM users WHERE name = %s", (name,), as_=UserRow
     )
 
 
@@ -51,9 +50,7 @@ async def language_of_run(reader: Reader, run_id: str) -> str:
 
 async def list_users(reader: Reader) -> list[UserRow]:
     """All of them, by name."""
-    return await reader.fetch_all(
-        "SELECT uid, name, role, language, tree_room, created_at FROM users ORDER BY name", as_=UserRow
-    )
+    return await reader.fetch_all("SELECT uid, name, role, language, created_at FROM users ORDER BY name", as_=UserRow)
 
 
 async def set_language(tx: Tx, uid: str, language: str) -> int:

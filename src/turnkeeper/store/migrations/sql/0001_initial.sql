@@ -19,7 +19,8 @@ CREATE TABLE users (
     name        text NOT NULL UNIQUE CHECK (name ~ '^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$'),
     role        text NOT NULL DEFAULT 'owner' CHECK (role IN ('owner', 'admin')),
     language    text NOT NULL DEFAULT 'en' CHECK (language IN ('en', 'zh')),
-    tree_room   integer NOT NULL DEFAULT 4 CHECK (tree_room > 0),
+    -- how many execution trees at once; NULL: as many as the setting gives to everybody
+    tree_room   integer CHECK (tree_room > 0),
     created_at  timestamptz NOT NULL DEFAULT tk_now()
 );
 
