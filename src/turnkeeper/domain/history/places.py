@@ -46,7 +46,9 @@ def open_conversation_holds_its_workdir(book: Book) -> Iterator[tuple[str, str]]
         if conversation.state != "open" and hold is not None and not book.flagged_of_scope.get(scope):
             yield (
                 hold.id,
-                f"hold {hold.id} is open, its conversation {scope} is {conversation.state}, and no cleanup is pending",
+                (
+                    f"hold {hold.id} is open, its conversation {scope} is {conversation.state}, and no cleanup is pending"
+                ),
             )
 
 
@@ -85,5 +87,5 @@ def terminal_event_waits_for_the_fence(book: Book) -> Iterator[tuple[str, str]]:
             if its_own and ends:
                 yield (
                     run.id,
-                    f"run {run.id} has its terminal event {ends[0].first_seq}, and its cleanup fence is still up",
+                    (f"run {run.id} has its terminal event {ends[0].first_seq}, and its cleanup fence is still up"),
                 )

@@ -84,23 +84,17 @@ def run_is_admitted_once(book: Book) -> Iterator[tuple[str, str]]:
 
 
 @rule
-def admitted_turn_without_settlement_is_not_continued(book: Book) -> Iterator[tuple[str, str]]:
-    """An activation that was admitted and never settled ends quarantined or lost, and no live one outlives its attempt (R-02)."""
-    allowed = {
-        ActivationState.ADMITTED,
-        ActivationState.QUARANTINED,
-        ActivationState.SETTLED,
-        ActivationState.LOST,
-    }
+def admitted_turn_ends_by_settlement_or_verdict(book: Book) -> Iterator[tuple[str, str]]:
+    """What was admitted is settled, or quarantined until a verdict; nothing that is live outlives its attempt (R-02, R-04)."""
     for one in book.history.activations:
-        if one.admitted_at is not None and one.state not in allowed:
-            yield one.id, f"activation {one.id} of run {one.run_id} was admitted, never settled, and is {one.state}"
+        if one.admitted_at is not None and one.state in (ActivationState.PREPARING, ActivationState.ABANDONED):
+            yield one.id, f"activation {one.id} of run {one.run_id} was admitted and is {one.state}"
         attempt = book.attempts.get(one.attempt_id)
         held = one.state in (ActivationState.PREPARING, ActivationState.ADMITTED)
         if held and attempt is not None and attempt.ended_at is not None:
             yield (
                 one.id,
-                f"activation {one.id} of run {one.run_id} is still {one.state}, and its attempt {attempt.id} has ended",
+                (f"activation {one.id} of run {one.run_id} is {one.state}, and its attempt {attempt.id} has ended"),
             )
 
 
@@ -118,7 +112,9 @@ def unadmitted_conversation_stays_usable(book: Book) -> Iterator[tuple[str, str]
         if not lost:
             yield (
                 membership.thread_id,
-                f"conversation {membership.thread_id} is lost ({_UNPROVEN}), and no prompt of it was admitted and lost",
+                (
+                    f"conversation {membership.thread_id} is lost ({_UNPROVEN}), and no prompt of it was admitted and lost"
+                ),
             )
 
 
@@ -159,5 +155,5 @@ def _after_the_loss(book: Book, thread: str, lost_id: str) -> Iterator[tuple[str
         if attempt.claimed_at > lost.ended_at:
             yield (
                 attempt.id,
-                f"attempt {attempt.id} was claimed in conversation {thread} after its loss in activation {lost.id}",
+                (f"attempt {attempt.id} was claimed in conversation {thread} after its loss in activation {lost.id}"),
             )

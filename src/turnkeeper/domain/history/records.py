@@ -1,12 +1,33 @@
 """What owners read of a run: its terminal event, its output, its message's delivery, and a stream without gaps."""
 
 from collections.abc import Iterator
+from enum import StrEnum
 
+from turnkeeper.domain.attempt import AttemptOutcome
+from turnkeeper.domain.dispatch import ConversationState
 from turnkeeper.domain.history.book import Book
 from turnkeeper.domain.history.facts import RunFact
 from turnkeeper.domain.history.rules import rule
-from turnkeeper.domain.membership import ActivationState
-from turnkeeper.domain.run import LIVE, TERMINAL, DeliveryStatus, RunStatus
+from turnkeeper.domain.membership import ActivationState, MembershipState
+from turnkeeper.domain.run import LIVE, TERMINAL, DeliveryStatus, RunKind, RunStatus
+
+
+@rule
+def states_are_known(book: Book) -> Iterator[tuple[str, str]]:
+    """Every state and outcome is one of its machine's (A-01, A-03)."""
+    h = book.history
+    words: list[tuple[str, str, str | None, type[StrEnum]]] = [
+        *(("run", one.id, one.status, RunStatus) for one in h.runs),
+        *(("run", one.id, one.kind, RunKind) for one in h.runs),
+        *(("attempt", one.id, one.outcome, AttemptOutcome) for one in h.attempts),
+        *(("membership", one.id, one.state, MembershipState) for one in h.memberships),
+        *(("activation", one.id, one.state, ActivationState) for one in h.activations),
+        *(("conversation", one.thread_id, one.state, ConversationState) for one in h.conversations),
+        *(("message", one.id, one.delivery, DeliveryStatus) for one in h.messages),
+    ]
+    for what, subject, word, machine in words:
+        if word is not None and word not in set(machine):
+            yield subject, f"{what} {subject} is {word!r}, which is no state of it"
 
 
 @rule
@@ -111,6 +132,8 @@ def _deliveries(book: Book, run: RunFact) -> frozenset[DeliveryStatus]:
         return frozenset({DeliveryStatus.DELIVERING, DeliveryStatus.DELIVERED})
     if run.status in (RunStatus.COMPLETED, RunStatus.INTERRUPTED):
         return frozenset({DeliveryStatus.DELIVERED})
+    if run.status not in TERMINAL:
+        return frozenset(DeliveryStatus)
     admitted = book.admitted_of_run(run.id)
     if not admitted:
         return frozenset({DeliveryStatus.NOT_DELIVERED})

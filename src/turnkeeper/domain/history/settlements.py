@@ -17,13 +17,13 @@ def settled_turn_moves_the_native_turn_once(book: Book) -> Iterator[tuple[str, s
         if membership.native_turn != len(settled):
             yield (
                 membership.id,
-                f"{name} has native turn {membership.native_turn}, and {len(settled)} of its activations are settled",
+                (f"{name} has native turn {membership.native_turn}, and {len(settled)} of its activations are settled"),
             )
         for number, one in enumerate(settled, start=1):
             if one.native_turn != number:
                 yield (
                     one.id,
-                    f"activation {one.id} of {name} settled native turn {one.native_turn}; it is number {number}",
+                    (f"activation {one.id} of {name} settled native turn {one.native_turn}; it is number {number}"),
                 )
 
 
@@ -48,19 +48,18 @@ def settled_turn_moves_the_epoch_once(book: Book) -> Iterator[tuple[str, str]]:
 def snapshot_belongs_to_a_settlement(book: Book) -> Iterator[tuple[str, str]]:
     """A snapshot is of a settled turn of its run, and each epoch has at most one (F-06)."""
     settled = {
-        (book.memberships[one.membership_id].shared_workspace_id, one.epoch): one
+        (book.memberships[one.membership_id].shared_workspace_id, one.epoch, one.run_id)
         for one in _settled(book.history.activations)
         if one.membership_id in book.memberships
     }
     seen: set[tuple[str, int]] = set()
     for snapshot in book.history.snapshots:
         place = (snapshot.shared_workspace_id, snapshot.epoch)
-        name = f"snapshot {snapshot.epoch} of workspace {snapshot.shared_workspace_id}"
-        activation = settled.get(place)
+        name = f"snapshot {snapshot.epoch} of workspace {snapshot.shared_workspace_id}, of run {snapshot.run_id},"
         if place in seen:
             yield snapshot.run_id, f"{name} is there twice"
-        elif activation is None or activation.run_id != snapshot.run_id:
-            yield snapshot.run_id, f"{name} names run {snapshot.run_id}, which did not settle that epoch"
+        elif (*place, snapshot.run_id) not in settled:
+            yield snapshot.run_id, f"{name} is of an epoch that this run did not settle"
         seen.add(place)
 
 

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from turnkeeper.domain.dispatch import ConversationState, DispatchFacts, NotReady, Ready, WaitReason, ready
 from turnkeeper.domain.history.book import Book
-from turnkeeper.domain.history.facts import MembershipFact, RunFact
+from turnkeeper.domain.history.facts import ConversationFact, MembershipFact, RunFact
 from turnkeeper.domain.history.rules import rule
 from turnkeeper.domain.membership import LIVE_ACTIVATIONS, MembershipState
 from turnkeeper.domain.run import LEASED, LIVE, RunKind, RunStatus
@@ -32,9 +32,10 @@ def nothing_stays_stuck(book: Book) -> Iterator[tuple[str, str]]:
 def ready_run_may_start(book: Book) -> Iterator[tuple[str, str]]:
     """A run that is ready heads its line, and its conversation, membership and scope let it start (D-01)."""
     for run in book.history.runs:
-        if run.ready_at is None or run.thread_id not in book.conversations:
+        facts = None if run.ready_at is None else _facts(book, run, owner_room=True)
+        if facts is None:
             continue
-        decided = ready(_facts(book, run, owner_room=True))
+        decided = ready(facts)
         reasons = decided.reasons if isinstance(decided, NotReady) else ()
         # The fence has a rule of its own, and so has a conversation that is lost.
         others = [one for one in reasons if one not in _ELSEWHERE]
@@ -45,9 +46,12 @@ def ready_run_may_start(book: Book) -> Iterator[tuple[str, str]]:
 _ELSEWHERE = (WaitReason.CLEANUP_PENDING, WaitReason.CONVERSATION_LOST, WaitReason.MEMBERSHIP_LOST)
 
 
-def _facts(book: Book, run: RunFact, *, owner_room: bool) -> DispatchFacts:
-    conversation = book.conversations[run.thread_id]
+def _facts(book: Book, run: RunFact, *, owner_room: bool) -> DispatchFacts | None:
+    """What readiness depends on. None where it is not recorded, or in words that nobody knows (which is a rule of its own)."""
+    conversation = book.conversations.get(run.thread_id)
     membership = book.membership_of_thread.get(run.thread_id)
+    if conversation is None or not _are_known(run, conversation, membership):
+        return None
     earlier = [
         one
         for one in book.runs_of_thread.get(run.thread_id, [])
@@ -68,10 +72,20 @@ def _facts(book: Book, run: RunFact, *, owner_room: bool) -> DispatchFacts:
     )
 
 
+def _are_known(run: RunFact, conversation: ConversationFact, membership: MembershipFact | None) -> bool:
+    return (
+        run.status in set(RunStatus)
+        and run.kind in set(RunKind)
+        and conversation.state in set(ConversationState)
+        and (membership is None or membership.state in set(MembershipState))
+    )
+
+
 def _waiting(book: Book, run: RunFact) -> Iterator[tuple[str, str]]:
-    if run.ready_at is not None or run.thread_id not in book.conversations:
+    facts = None if run.ready_at is not None else _facts(book, run, owner_room=_has_room(book, run))
+    if facts is None:
         return
-    decided = ready(_facts(book, run, owner_room=_has_room(book, run)))
+    decided = ready(facts)
     name = f"run {run.id} of conversation {run.thread_id}"
     if isinstance(decided, Ready):
         still_s = _seconds(book, _last_change(book, run))
@@ -118,7 +132,7 @@ def _leased(book: Book, run: RunFact) -> Iterator[tuple[str, str]]:
         if over_s > book.history.timing.reap_grace_s + book.history.slack_s:
             yield (
                 run.id,
-                f"run {run.id} is {run.status}, and the lease of its attempt {attempt.id} ended {over_s:.0f} s ago",
+                (f"run {run.id} is {run.status}, and the lease of its attempt {attempt.id} ended {over_s:.0f} s ago"),
             )
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from turnkeeper.domain.history.book import Book, group
 from turnkeeper.domain.history.facts import ActivationFact, AttemptFact, ProcessSeen
 from turnkeeper.domain.history.rules import rule
+from turnkeeper.domain.membership import ActivationState
 
 
 @rule
@@ -32,7 +33,7 @@ def _late_writes(book: Book, attempt: AttemptFact, following: AttemptFact | None
     if mine and theirs and following is not None and mine[-1].last_seq > theirs[0].first_seq:
         yield (
             attempt.id,
-            f"event {mine[-1].last_seq} of {name} comes after event {theirs[0].first_seq} of attempt {following.id}",
+            (f"event {mine[-1].last_seq} of {name} comes after event {theirs[0].first_seq} of attempt {following.id}"),
         )
 
 
@@ -67,26 +68,46 @@ def generations_do_not_overlap(book: Book) -> Iterator[tuple[str, str]]:
 
 @rule
 def membership_fence_is_the_newest(book: Book) -> Iterator[tuple[str, str]]:
-    """A membership's fence grows with every activation and is never below one of them (D-03)."""
+    """Every activation and every quarantine raises a membership's fence, and it is never below one of them (D-03, R-04)."""
     for membership in book.history.memberships:
         activations = book.activations_of_membership.get(membership.id, [])
-        if activations and membership.fence < activations[-1].fence:
+        if activations and membership.fence < _fence_after(activations[-1]):
             yield (
                 membership.id,
                 (
-                    f"membership {membership.id} has fence {membership.fence}, and its activation {activations[-1].id} has "
-                    f"{activations[-1].fence}"
+                    f"membership {membership.id} has fence {membership.fence}; its activation {activations[-1].id} "
+                    f"({activations[-1].state}) asks for {_fence_after(activations[-1])}"
                 ),
             )
         for earlier, later in pairwise(activations):
-            if earlier.created_at > later.created_at or earlier.fence == later.fence:
+            if later.fence <= _fence_after(earlier):
                 yield (
                     later.id,
                     (
-                        f"activation {later.id} has fence {later.fence}, and activation {earlier.id}, which is not older, "
-                        f"{earlier.fence}"
+                        f"activation {later.id} of membership {membership.id} has fence {later.fence}, and activation "
+                        f"{earlier.id} ({earlier.state}) before it {earlier.fence}"
                     ),
                 )
+            elif earlier.created_at > later.created_at:
+                yield (
+                    later.id,
+                    (
+                        f"activation {later.id} of membership {membership.id} has fence {later.fence} and is older than "
+                        f"activation {earlier.id} with fence {earlier.fence}"
+                    ),
+                )
+
+
+def _was_quarantined(activation: ActivationFact) -> bool:
+    """Whether a quarantine came after it. One that is lost without an admission had no session, and was lost at once."""
+    if activation.state == ActivationState.LOST:
+        return activation.admitted_at is not None
+    return activation.state in (ActivationState.QUARANTINED, ActivationState.NOT_DELIVERED)
+
+
+def _fence_after(activation: ActivationFact) -> int:
+    """The fence that its membership has at least."""
+    return activation.fence + _was_quarantined(activation)
 
 
 @rule
