@@ -103,11 +103,18 @@ async def test_a_child_does_not_take_a_turn_whose_lease_is_almost_over(peers: Pe
     assert peers.calls == []
 
 
-async def test_a_child_does_not_take_a_turn_with_an_address_that_is_none(peers: Peers, launch: Launch) -> None:
-    """Proves: H-02 (the preflight)."""
-    child = await ready(launch, control_url="nowhere")
+async def test_a_child_does_not_take_a_turn_with_an_address_that_is_none(
+    peers: Peers, log: Path, launch: Launch
+) -> None:
+    """Proves: H-02 (the preflight), E-02. Its log names the setting, and not what it was set to."""
+    child = await ready(launch, control_url="http://user:password@nowhere.example/")
     outcome = await child.hand_over(turn_for(peers))
     assert isinstance(outcome, NotTaken)
+    await child.wait_exit()
+    written = log.read_text()  # noqa: ASYNC240 - a small file of the test's own
+    assert "control_url is no address" in written
+    assert "nowhere" not in written
+    assert "password" not in written
 
 
 async def test_a_child_that_was_killed_before_never_took_the_turn(peers: Peers, launch: Launch) -> None:

@@ -386,12 +386,14 @@ def test_the_host_token_is_nowhere_but_in_its_memory(peers: Peers, tmp_path: Pat
 
 
 def test_a_host_that_cannot_reach_the_control_plane_keeps_trying(peers: Peers, tmp_path: Path) -> None:
-    """Refused, cut, then there."""
+    """Refused, cut, then there; one outage is told once (E-03)."""
     peers.on["hosts"].extend([Cuts(), Refuses(503, "not_ready"), Refuses(401, "unauthorized")])
     peers.on["work"].extend([Cuts(), Refuses(503, "not_ready")])
     peers.add_claim()
-    with running_host(peers, tmp_path):
+    with running_host(peers, tmp_path) as host:
         peers.wait_for("finish", timeout_s=20)
+        told = [one["operation"] for one in host.logged("host_control_failure")]
+        assert (told.count("host_heartbeat"), host.log_count("host_heartbeat_recovered")) == (1, 1)
 
 
 def with_timing(**overrides: float) -> Timing:

@@ -61,7 +61,9 @@ def _serve(end: ChildEnd) -> int:
         return EXIT_DONE
     why_not = _preflight(settings, handed)
     if why_not is not None:
-        get_logger("runner.child").warning("turn_not_accepted", job=handed.claim.job, why=why_not)
+        get_logger("runner.child").warning(
+            "turn_not_accepted", run=handed.claim.job, attempt=handed.claim.attempt, why=why_not
+        )
         end.close()
         return EXIT_NOT_TAKEN
     failpoint.before(Point.EFFECT_ACCEPT)
@@ -74,10 +76,13 @@ def _preflight(settings: ChildSettings, handed: HandedTurn) -> str | None:
     """Why the turn cannot be taken; None: it can. Reads only, and sends nothing (H-02)."""
     try:
         timing = settings.read_timing()
-        parse_address(settings.control_url)
-        parse_address(settings.provisioner_url)
-    except (SettingRefused, ValueError, TypeError) as error:
-        return str(error)
+    except (SettingRefused, TypeError) as error:
+        return "; ".join(error.lines) if isinstance(error, SettingRefused) else "the timing has other fields"
+    for name, url in (("control_url", settings.control_url), ("provisioner_url", settings.provisioner_url)):
+        try:
+            parse_address(url)
+        except ValueError:
+            return f"{name} is no address"  # what it is instead stays out of the log (E-02)
     timing = timing_of_claim(timing, handed)
     if not enough_for_one_heartbeat(system_clock.monotonic(), handed.claim_sent_at, timing):
         return "too little of the lease is left for one heartbeat"

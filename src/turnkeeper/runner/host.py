@@ -73,6 +73,7 @@ class Host:
         self._news = asyncio.Event()  # something that the control plane should hear at once
         self._changed = asyncio.Event()  # a turn has ended
         self._heard = asyncio.Event()
+        self._unheard = False  # the last heartbeat was not answered
         self._drain = asyncio.Event()
         self._leave = asyncio.Event()
         self._nursery = Nursery(settings, clock, self._log, self._news.set)
@@ -222,12 +223,12 @@ class Host:
                 if not child.ready_was_said and child.exit_status is not None:
                     self._nursery.note_failed_start(child.exit_status)
             case Unproven():
-                self._log.warning("handover_unproven", job=claim.job, attempt=claim.attempt)
+                self._log.warning("handover_unproven", run=claim.job, attempt=claim.attempt)
                 self._note_end(claim, await child.wait_exit())
         child.dismiss()
 
     def _note_end(self, claim: Claim, status: int) -> None:
-        self._log.info("child_ended", job=claim.job, attempt=claim.attempt, exit_status=status)
+        self._log.info("child_ended", run=claim.job, attempt=claim.attempt, exit_status=status)
         if status == EXIT_DONE:
             self._records.remove(claim.attempt)
         else:
@@ -236,14 +237,14 @@ class Host:
 
     async def _release(self, claim: Claim, why: ReleaseWhy, detail: str) -> None:
         """Give the attempt back with its own token. A refusal is an answer: the control plane knows better (H-05)."""
-        self._log.warning("claim_released", job=claim.job, attempt=claim.attempt, why=why, detail=detail)
+        self._log.warning("claim_released", run=claim.job, attempt=claim.attempt, why=why, detail=detail)
         release = Release(lease_generation=claim.lease_generation, why=why, detail=detail[:500])
         for pause_s in (*_RELEASE_PAUSES_S, None):
             try:
                 await self._control.release(claim.job, claim.worker_token, release)
                 return
             except CallError as error:
-                self._log_failure("release", error)
+                self._log_failure("release", error, run=claim.job, attempt=claim.attempt)
                 if pause_s is None or not is_tried_again(error):
                     return
             await self._clock.sleep(pause_s)
@@ -254,7 +255,7 @@ class Host:
         """Take over what an earlier incarnation left: what lives counts as load, what is gone is reported."""
         for record in self._records.read_all():
             if record.alive:
-                self._log.info("child_adopted", job=record.job, attempt=record.attempt, pid=record.pid)
+                self._log.info("child_adopted", run=record.job, attempt=record.attempt, pid=record.pid)
                 self._live[record.attempt] = LiveTurn(record.root_run_id)
                 self._start(self._watch_adopted(record))
             else:
@@ -301,8 +302,13 @@ class Host:
         try:
             answer = await self._control.heartbeat(self._settings.name, beat, timeout_s)
         except CallError as failure:
-            self._log_failure("host_heartbeat", failure)
+            if not self._unheard:  # once per outage
+                self._log_failure("host_heartbeat", failure)
+            self._unheard = True
             return None
+        if self._unheard:
+            self._log.info("host_heartbeat_recovered")
+        self._unheard = False
         self._heard.set()
         for gone in reported:
             self._gone.pop(gone.attempt, None)
@@ -316,10 +322,10 @@ class Host:
         if self._gone and not self._leave.is_set():
             await self._beat_once(_GOODBYE_S)
 
-    def _log_failure(self, operation: str, error: CallError) -> None:
+    def _log_failure(self, operation: str, error: CallError, **ids: str) -> None:
         status = error.status if isinstance(error, ClientError) else None
         self._log.warning(
-            "host_control_failure", operation=operation, exception=exception_name(error), http_status=status
+            "host_control_failure", operation=operation, exception=exception_name(error), http_status=status, **ids
         )
 
 
