@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from turnkeeper.client.owner import OwnerClient
 
 Connect = Callable[[], AbstractContextManager["OwnerClient"]]
+LOST_WITHIN_S, LOOK_S = 3.0, 0.2
 
 
 @click.command(
@@ -59,7 +60,24 @@ def turn(client: "OwnerClient", thread: str, text: str, *, as_json: bool) -> str
         click.secho("\ncancelling (Ctrl-C again leaves at once)", dim=True, err=True)
         client.cancel(run)
         end = show_stream(client.run_events(run), as_json=as_json)
+    if end.get("status") != "completed" and not as_json:
+        _tell_if_lost(client, thread, run)
     return str(end.get("status"))
+
+
+def _tell_if_lost(client: "OwnerClient", thread: str, run: str) -> None:
+    """Say that the conversation is over. That is decided a moment after the end of a turn that had reached its agent, and
+    is no event of the run, whose stream ends with its end (A-03)."""
+    import threading
+
+    from turnkeeper.kit.clock import system_clock
+
+    reached = (client.run(run).error_detail or {}).get("delivered") != "no"
+    ends = system_clock.monotonic() + (LOST_WITHIN_S if reached else 0)
+    while (text := client.conversation(thread).lost_text) is None and system_clock.monotonic() < ends:
+        system_clock.wait(threading.Event(), LOOK_S)
+    if text is not None:
+        click.secho(f"! {text}", fg="red")
 
 
 def _read_line() -> str | None:
