@@ -49,6 +49,7 @@ WRONG = (
     (("keys", "revoke"), "KEY"),
     (("db", "check"), "DATABASE_URL"),
     (("db", "upgrade"), "DATABASE_URL"),
+    (("doctor",), "DATABASE_URL"),
     (("control", "--listen", "8420"), "'8420'; it must be host:port"),
     (("control", "--lease-ttl", "40"), "--lease-ttl is 40; it must be greater than"),
     (("provisioner", "--listen", "unix:relative"), "absolute path"),
@@ -127,7 +128,7 @@ def test_wrong_use_is_one_line_and_status_2(arguments: tuple[str, ...], named: s
 
 
 QUICK = ("--version", "--help", "nope", "up --help", "demo --nope", "chat --help", "runs list --limit 0", "agents --help",
-         "keys create", "db check", "control --listen x", "control --lease-ttl 1", "host --lease-ttl 1", "sandboxd")  # fmt: skip
+         "keys create", "db check", "doctor", "control --listen x", "control --lease-ttl 1", "host --lease-ttl 1", "sandboxd")  # fmt: skip
 
 
 @pytest.mark.parametrize("line", QUICK)

@@ -32,7 +32,7 @@ Corrupt = Callable[[History, int], History | None]
 def changes(draw: st.DrawFn) -> tuple[str, int, str, Any]:
     """A table, a fact of it, a field, and a value that some other fact has there (or none, where none is possible)."""
     table = draw(st.sampled_from(TABLES))
-    facts: tuple[Any, ...] = getattr(GOOD, table)
+    facts: tuple[object, ...] = getattr(GOOD, table)
     place = draw(st.integers(0, len(facts) - 1))
     hints = typing.get_type_hints(type(facts[0]))
     name = draw(st.sampled_from(sorted(hints)))

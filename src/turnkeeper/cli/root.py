@@ -20,6 +20,7 @@ COMMANDS = {
     "agents": ("turnkeeper.cli.agents:agents", "List, show, add and remove agent definitions."),
     "keys": ("turnkeeper.cli.keys:keys", "Create, list and revoke API keys."),
     "db": ("turnkeeper.cli.db:db", "Upgrade or check the database."),
+    "doctor": ("turnkeeper.cli.doctor:doctor", "Hold what the database records against the product's rules."),
     "control": ("turnkeeper.cli.processes:control", "Process: the control plane."),
     "provisioner": ("turnkeeper.cli.processes:provisioner", "Process: the provisioner of sandboxes."),
     "host": ("turnkeeper.cli.processes:host", "Process: the host that runs turns."),

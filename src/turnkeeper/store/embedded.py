@@ -72,6 +72,20 @@ _SETTINGS: Final[Mapping[str, str]] = {
 _log = get_logger("store.embedded")
 
 
+def _url(socket_dir: Path, database: str) -> str:
+    return f"postgresql://{DATABASE_USER}@/{quote(database)}?host={quote(str(socket_dir), safe='')}&port={PORT}"
+
+
+def url_at(socket_dir: Path, database: str = DATABASE) -> str:
+    """The connection URL of a server that somebody else supervises, by the directory that its socket was wanted in.
+
+    Nothing is started or changed, and whether a server is there is found out by connecting.
+    """
+    with contextlib.suppress(OSError):
+        socket_dir = Path(os.fsdecode((socket_dir / _ELSEWHERE).read_bytes()))
+    return _url(Path(os.path.abspath(socket_dir)), database)  # noqa: PTH100 - as where the server is started
+
+
 @dataclass(frozen=True)
 class _PidFile:
     """The lines of `postmaster.pid` that matter."""
@@ -147,9 +161,7 @@ class EmbeddedPostgres:
 
     def url(self, database: str = DATABASE) -> str:
         """The connection URL of a database of this server."""
-        return (
-            f"postgresql://{DATABASE_USER}@/{quote(database)}?host={quote(str(self._socket_dir), safe='')}&port={PORT}"
-        )
+        return _url(self._socket_dir, database)
 
     def start_blocking(self) -> str:
         """As `start`, in the calling thread."""

@@ -1,0 +1,78 @@
+"""`turnkeeper doctor`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from turnkeeper.cli.output import json_option, print_json
+
+if TYPE_CHECKING:
+    from turnkeeper.domain.history import Finding
+    from turnkeeper.services.doctor import Examined
+
+
+@click.command(epilog="Example: turnkeeper doctor --data ./turnkeeper-data")
+@click.option(
+    "--database", metavar="URL", default=None, help="PostgreSQL URL; default: DATABASE_URL, else that of a local `up`."
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Data directory of a local `turnkeeper up` that runs; default: TURNKEEPER_DATA, else the usual one.",
+)
+@json_option
+def doctor(database: str | None, data: Path | None, as_json: bool) -> int:
+    """Hold what the database records against the product's rules, and say what breaks them.
+
+    Reads only, beside whatever runs. One line per finding, then a summary; exit status 1 if there is a finding.
+    """
+    if database and data:
+        raise click.UsageError("--database and --data name two databases; give one of them")
+    dsn = _dsn(database, data)
+    from turnkeeper.main.doctor import examine_database
+
+    findings: list[Finding] = []
+    examined = examine_database(dsn, findings.append if as_json else lambda finding: click.echo(str(finding)))
+    if as_json:
+        print_json(
+            {
+                "findings": [{"rule": one.rule, "subject": one.subject, "text": one.text} for one in findings],
+                "scopes": examined.scopes,
+                "runs": examined.runs,
+            }
+        )
+    else:
+        click.echo(_summary(examined))
+    return 1 if examined.findings else 0
+
+
+def _dsn(database: str | None, data: Path | None) -> str:
+    """What is named in the command wins over the environment, and a DATABASE_URL over a local `up`, as in `up` itself."""
+    from_environment = None if data else os.environ.get("DATABASE_URL")
+    given = database or from_environment
+    if given:
+        return given
+    from turnkeeper.main.paths import DataDirectory, default_data_directory
+
+    directory = DataDirectory((data or default_data_directory()).absolute())
+    if directory.postgres.is_dir():
+        from turnkeeper.main.doctor import local_dsn
+
+        return local_dsn(directory)
+    if data:
+        raise click.UsageError(
+            f"--data is {str(data)!r}; there is no data of a `turnkeeper up` with its own PostgreSQL"
+        )
+    raise click.UsageError("no database: set DATABASE_URL, or give --database or the --data of a local `turnkeeper up`")
+
+
+def _summary(examined: "Examined") -> str:
+    looked_at = f"{_count(examined.scopes, 'scope')} and {_count(examined.runs, 'run')} looked at"
+    return f"{looked_at}: " + (_count(examined.findings, "finding") if examined.findings else "no finding")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

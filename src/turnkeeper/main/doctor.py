@@ -1,0 +1,45 @@
+"""What `turnkeeper doctor` does."""
+
+import asyncio
+from collections.abc import Callable
+
+from turnkeeper.domain.errors import SettingRefused
+from turnkeeper.domain.history import Finding
+from turnkeeper.domain.settings import Timing
+from turnkeeper.main.paths import DataDirectory
+from turnkeeper.services.doctor import Examined, examine
+from turnkeeper.store.embedded import url_at
+from turnkeeper.store.errors import DatabaseError
+from turnkeeper.store.pool import open_database
+
+STATEMENT_TIMEOUT_S = 300.0
+"""Of one statement: a page of many conversations may take longer than anything that the product itself asks."""
+
+
+def local_dsn(data: DataDirectory) -> str:
+    """The database of the `turnkeeper up` that runs in this data directory."""
+    return url_at(data.postgres_sockets)
+
+
+def examine_database(dsn: str, report: Callable[[Finding], None]) -> Examined:
+    """Hold a live database against the rules. Nothing is written, not even the identity that a start records.
+
+    `SettingRefused` with one line where the database cannot be asked.
+    """
+    try:
+        return asyncio.run(_examine(dsn, report))
+    except DatabaseError as error:
+        raise SettingRefused(str(error)) from error
+
+
+async def _examine(dsn: str, report: Callable[[Finding], None]) -> Examined:
+    # Bounds that are no settings decide what is late (reap grace, recovery); leases have their own end in the record.
+    async with open_database(
+        dsn,
+        min_size=1,
+        max_size=1,
+        statement_timeout_s=STATEMENT_TIMEOUT_S,
+        application_name="turnkeeper doctor",
+        check=False,
+    ) as db:
+        return await examine(db, Timing(), report)
