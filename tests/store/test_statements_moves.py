@@ -318,8 +318,21 @@ async def test_an_owners_trees_are_counted_once_each(database: Database, rows: R
     await rows.run(uid, await rows.conversation(uid))
     ready = await rows.run(uid, await rows.conversation(uid), ready_at=await rows.value("SELECT tk_now()"))
 
-    async def trees(tx: Tx) -> set[str]:
+    async def trees(tx: Tx, but_scope: str = thread) -> list[str]:
         await lock_owner(tx, uid)
-        return await dispatch.trees_of_owner(tx, uid)
+        found = await dispatch.trees_of_owner(tx, uid, but_scope=but_scope, waiting_max=2)
+        held = sorted(tree.root_run_id for tree in found if tree.wanted_at is None)
+        return held + [tree.root_run_id for tree in found if tree.wanted_at is not None]
 
-    assert await database.run("test", trees) == {root, ready}
+    assert await database.run("test", trees) == sorted([root, ready])
+    waiting = [await rows.run(uid, await rows.conversation(uid)) for _ in range(3)]
+    for run in reversed(waiting):
+        assert await database.run("test", lambda tx, run=run: dispatch.set_room_wanted(tx, [run])) == 1
+        assert await database.run("test", lambda tx, run=run: dispatch.set_room_wanted(tx, [run])) == 0
+    assert await database.run("test", trees) == [*sorted([root, ready]), waiting[2], waiting[1]]
+    scope = await rows.value("SELECT runtime_scope_id FROM runs WHERE id = %s", waiting[2])
+    assert (await database.run("test", lambda tx: trees(tx, scope)))[2:] == [waiting[1], waiting[0]]
+    assert await database.run("test", lambda tx: dispatch.set_ready(tx, waiting[2], None)) == 1
+    assert await database.run("test", lambda tx: dispatch.set_room_wanted(tx, [waiting[2], root])) == 0
+    assert await database.run("test", lambda tx: dispatch.clear_ready(tx, [waiting[1]])) == 1
+    assert await rows.value("SELECT count(*) FROM runs WHERE room_wanted_at IS NOT NULL") == 1

@@ -30,7 +30,7 @@ async def cancel(s: Services, owner: Owner, run_id: str) -> Run | NotFound:
         if RunStatus(tree.target.status) not in TERMINAL:
             for run in (tree.target, *tree.descendants):
                 await stop_run(tx, s, closing, run, tree.attempt_of(run.id), ErrorCode.CANCELLED)
-            await recompute(tx, s, seen.runtime_scope_id, closing.owner)
+            await recompute(tx, s, seen.runtime_scope_id, closing.owner, others_are_asked=closing.gives_out)
             await closing.outbox.flush(tx)
         view = await run_views.get_view(tx, owner.uid, run_id)
         if view is None:

@@ -121,7 +121,7 @@ async def _clear(tx: Tx, s: Services, scope: str, uid: str, before: CleanupFacts
     for run_id in await statements.clear_fence(tx, scope):
         await _append_end(tx, closing, run_id)
     await holds.end_hold(tx, scope, "sandbox deleted")
-    await recompute(tx, s, scope, closing.owner)
+    await recompute(tx, s, scope, closing.owner, others_are_asked=True)
     await closing.outbox.flush(tx)
     dispatch_others_after(tx, s, uid)
     return True

@@ -108,7 +108,7 @@ async def conclude(
         written=True if end.settled else None,
     )
     await conversations.touch_conversation(tx, run.thread_id)
-    await recompute(tx, s, run.runtime_scope_id, closing.owner)
+    await recompute(tx, s, run.runtime_scope_id, closing.owner, others_are_asked=closing.gives_out)
     await closing.outbox.flush(tx)
     return status
 

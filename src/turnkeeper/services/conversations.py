@@ -137,7 +137,7 @@ async def close(s: Services, owner: Owner, thread_id: str) -> Conversation | Not
             if closing.flagged_run_id is None:
                 # A scope without a single run never had a sandbox, which counts as confirmed.
                 await holds.end_hold(tx, scope, "closed without a sandbox")
-            await recompute(tx, s, scope, closing.owner)
+            await recompute(tx, s, scope, closing.owner, others_are_asked=closing.gives_out)
             await closing.outbox.flush(tx)
         view = await statements.get_view(tx, owner.uid, thread_id)
         return NO_CONVERSATION if view is None else conversation_of(view, owner.tongue)

@@ -77,7 +77,7 @@ async def _fail_unclaimed(s: Services, seen: RunRow) -> bool:
         await end_run(
             tx, s, closing, current, RunEvent.WAITING_FAILED, code=ErrorCode.SANDBOX_UNAVAILABLE, detail=detail
         )
-        await recompute(tx, s, seen.runtime_scope_id, closing.owner)
+        await recompute(tx, s, seen.runtime_scope_id, closing.owner, others_are_asked=closing.gives_out)
         await closing.outbox.flush(tx)
         return True
 

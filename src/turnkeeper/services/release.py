@@ -41,7 +41,7 @@ async def release(s: Services, worker: Worker, request: Release) -> FinishAnswer
                 return LEASE_REFUSED
             return Refused(RefusedWhy.ACCEPTED, "the child has taken the turn")
         status = await _after(tx, s, closing, tree.target, why)
-        await recompute(tx, s, seen.runtime_scope_id, closing.owner)
+        await recompute(tx, s, seen.runtime_scope_id, closing.owner, others_are_asked=closing.gives_out)
         await closing.outbox.flush(tx)
         return FinishAnswer(status=status.value)
 

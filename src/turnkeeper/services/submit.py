@@ -86,7 +86,7 @@ async def _submit(tx: Tx, s: Services, owner: Owner, thread_id: str, scope: str,
         delivery=DeliveryStatus.QUEUED,
     )
     await conversations.touch_conversation(tx, thread_id)
-    is_ready = run.id in await recompute(tx, s, scope, locked)
+    is_ready = run.id in (await recompute(tx, s, scope, locked)).ready
     outbox = Outbox(s.limits.event_bytes_max)
     outbox.message(thread_id, run.id, message_id=message.id, role=message.role, text=message.text)
     outbox.run(thread_id, run.id, RunStatus.PENDING.value, ready=is_ready)

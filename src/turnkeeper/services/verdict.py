@@ -50,7 +50,7 @@ async def give_verdict(s: Services, thread_id: str, fence: int, scope: str, uid:
                 "verdict on a membership",
             )  # fmt: skip
         await _end_recovering(tx, s, closing, scope_runs, activation.run_id)
-        await recompute(tx, s, scope, closing.owner)
+        await recompute(tx, s, scope, closing.owner, others_are_asked=True)
         await closing.outbox.flush(tx)
         dispatch_others_after(tx, s, uid)
         return "lost" if admitted else "idle"

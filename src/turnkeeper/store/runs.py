@@ -154,7 +154,8 @@ async def end_run(
 ) -> int:
     """The one statement that ends a run: from exactly `source` to a terminal status."""
     return await tx.execute(
-        "UPDATE runs SET status = %s, error_code = %s, error_detail = %s, ready_at = NULL, ended_at = tk_now() "
+        "UPDATE runs SET status = %s, error_code = %s, error_detail = %s, ready_at = NULL, room_wanted_at = NULL, "
+        "ended_at = tk_now() "
         "WHERE id = %s AND status = %s",
         (status, error_code, None if error_detail is None else jsonb(error_detail), run_id, source),
     )

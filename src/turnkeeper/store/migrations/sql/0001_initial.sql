@@ -145,6 +145,8 @@ CREATE TABLE runs (
     manifest_sha256         text CHECK (manifest_sha256 ~ '^[0-9a-f]{64}$'),
     runtime_cleanup_pending boolean NOT NULL DEFAULT false,
     ready_at                timestamptz,
+    -- since when nothing but its owner's room is missing: of an owner's trees the longest waiting is next
+    room_wanted_at          timestamptz,
     provisioner             text,
     releases                integer NOT NULL DEFAULT 0 CHECK (releases >= 0),
     created_at              timestamptz NOT NULL DEFAULT tk_now(),
@@ -155,6 +157,7 @@ CREATE TABLE runs (
     UNIQUE (id, thread_id),
     CHECK ((manifest IS NULL) = (manifest_sha256 IS NULL)),
     CHECK (ready_at IS NULL OR status = 'pending'),
+    CHECK (room_wanted_at IS NULL OR (status = 'pending' AND ready_at IS NULL)),
     CHECK ((ended_at IS NOT NULL) = (status IN ('completed', 'failed', 'cancelled', 'interrupted'))),
     -- protocol 2: a run whose cancel was requested never ends completed, on any path
     CHECK (NOT (status = 'completed' AND cancel_requested_at IS NOT NULL)),
@@ -181,8 +184,8 @@ CREATE INDEX runs_live_by_scope ON runs (runtime_scope_id)
     WHERE status IN ('pending', 'running', 'cancel_requested', 'recovering');
 CREATE INDEX runs_live_by_uid ON runs (uid)
     WHERE status IN ('running', 'cancel_requested', 'recovering') OR ready_at IS NOT NULL;
--- An owner's waiting runs, for whoever gives out the room that another tree left.
-CREATE INDEX runs_waiting_by_uid ON runs (uid, queue_position) WHERE status = 'pending' AND ready_at IS NULL;
+-- An owner's runs that wait for room, the longest waiting first, for whoever gives out what another tree left.
+CREATE INDEX runs_waiting_for_room ON runs (uid, room_wanted_at, queue_position) WHERE room_wanted_at IS NOT NULL;
 CREATE INDEX runs_by_uid ON runs (uid, id DESC);
 CREATE INDEX runs_by_thread ON runs (thread_id, id DESC);
 CREATE INDEX runs_by_root ON runs (root_run_id, depth, created_at, id);
