@@ -1,6 +1,7 @@
 """The rules themselves: each rejects its known-bad histories and no other rule does, and all pass the known-good one."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,13 @@ def test_every_rule_says_what_must_hold_and_who_says_so() -> None:
     for rule in RULES.values():
         assert re.search(r"\((?:[A-Z]-\d\d|F\d\d)(?:, (?:[A-Z]-\d\d|F\d\d))*\)\.$", rule.sentence), rule
         assert rule.sentence[0].isupper(), rule
+
+
+def test_the_operators_page_explains_every_rule() -> None:
+    """By its name, and none that is not there any more."""
+    page = (Path(__file__).parents[2] / "docs" / "operations" / "doctor.md").read_text()
+    tables = page.partition("## What the rules say")[2].partition("## Two limits")[0]
+    assert set(re.findall(r"`([a-z_]+_[a-z_]+)`", tables)) == set(RULES)
 
 
 def test_a_rule_can_be_asked_alone() -> None:
