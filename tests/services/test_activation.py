@@ -179,8 +179,8 @@ async def test_activate_needs_acceptance_and_a_running_run(driver: Driver) -> No
 @pytest.mark.parametrize("state", ["quarantined", "lost", "suspended"])
 async def test_a_membership_that_cannot_be_used(driver: Driver, state: str) -> None:
     turn = await driver.up_to("recorded")
-    await driver.rows("ALTER TABLE memberships DROP CONSTRAINT memberships_check")
-    await driver.rows("ALTER TABLE memberships DROP CONSTRAINT memberships_check1")
+    await driver.rows("ALTER TABLE memberships DROP CONSTRAINT memberships_live_has_activation")
+    await driver.rows("ALTER TABLE memberships DROP CONSTRAINT memberships_lost_has_reason")
     await driver.rows("UPDATE memberships SET state = %s", state)
     assert wanted(await activate(driver.s, turn.worker, activating(turn)), Refused).why is RefusedWhy.MEMBERSHIP
 

@@ -40,7 +40,7 @@ async def test_the_membership_must_be_idle(driver: Driver, state: str) -> None:
     thread = (await driver.conversation()).thread_id
     await driver.whole_turn(thread)
     run = (await driver.submit(thread)).run.id
-    for constraint in ("memberships_check", "memberships_check1"):
+    for constraint in ("memberships_live_has_activation", "memberships_lost_has_reason"):
         await driver.rows(f"ALTER TABLE memberships DROP CONSTRAINT {constraint}")  # type: ignore[arg-type]
     await driver.rows("UPDATE memberships SET state = %s", state)
     assert not await recomputed(driver, thread, run)

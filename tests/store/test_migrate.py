@@ -45,6 +45,18 @@ def test_the_sum_of_the_migrations_is_the_sum_of_their_sql(empty_dsn: str, dsn: 
     assert len(migrated) > 200
 
 
+def test_every_check_has_a_name_that_says_its_rule(dsn: str) -> None:
+    """A violation is told by this name alone: one that PostgreSQL has made up would say which column, and not what is wrong."""
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(
+            "SELECT conrelid::regclass::text, conname FROM pg_constraint "
+            "WHERE contype = 'c' AND connamespace = 'public'::regnamespace"
+        ).fetchall()
+    assert len(found) > 80
+    assert [name for _, name in found if re.search(r"_check\d*$", name)] == []
+    assert [name for table, name in found if not name.startswith(f"{table}_")] == []
+
+
 def test_revisions_are_one_line_and_named_by_their_files() -> None:
     """What a start compares (the names) is what Alembic would run."""
     from alembic.config import Config

@@ -125,19 +125,19 @@ async def test_columns_that_go_with_a_status(rows: Rows) -> None:
     soon = "2026-01-01T00:00:00Z"
     await rows.run(uid, thread, ready_at=soon)
     for guard, columns in (
-        ("runs: ready_at IS NULL", {"status": "running", "ready_at": soon}),
-        ("runs: ended_at IS NOT NULL", {"ended_at": soon}),
-        ("runs: ended_at IS NOT NULL", {"status": "cancelled"}),
-        ("runs: cancel_requested_at IS NOT NULL", {**ended("completed"), "cancel_requested_at": soon}),
-        ("runs: cancel_requested_at IS NOT NULL", {"status": "cancel_requested"}),
-        ("runs: error_code IS NOT NULL", {**ended("failed"), "error_code": None}),
-        ("runs: error_code IS NULL", {"error_code": "agent_exited"}),
-        ("runs: error_code IS NULL", {**ended("completed"), "error_code": "agent_exited"}),
-        ("runs: manifest_sha256 IS NULL", {"manifest": {"a": 1}}),
-        ("runs_manifest_sha256_check", {"manifest": {"a": 1}, "manifest_sha256": "x"}),
-        ("runs_status_check", {"status": "done"}),
-        ("runs_error_code_check", {**ended("failed"), "error_code": "oops"}),
-        ("runs_kind_check", {"kind": "batch", **ended("cancelled")}),
+        ("runs_ready_is_pending", {"status": "running", "ready_at": soon}),
+        ("runs_end_is_terminal", {"ended_at": soon}),
+        ("runs_end_is_terminal", {"status": "cancelled"}),
+        ("runs_cancelled_never_completes", {**ended("completed"), "cancel_requested_at": soon}),
+        ("runs_cancel_requested_has_time", {"status": "cancel_requested"}),
+        ("runs_failed_has_code", {**ended("failed"), "error_code": None}),
+        ("runs_code_needs_failure", {"error_code": "agent_exited"}),
+        ("runs_code_needs_failure", {**ended("completed"), "error_code": "agent_exited"}),
+        ("runs_manifest_has_sha256", {"manifest": {"a": 1}}),
+        ("runs_manifest_sha256_form", {"manifest": {"a": 1}, "manifest_sha256": "x"}),
+        ("runs_status_known", {"status": "done"}),
+        ("runs_error_code_known", {**ended("failed"), "error_code": "oops"}),
+        ("runs_kind_known", {"kind": "batch", **ended("cancelled")}),
     ):
         await refused(rows, guard, rows.run(uid, thread, **columns))
     await rows.run(uid, thread, **ended("cancelled"), cancel_requested_at=soon, error_code="cancelled")
@@ -191,9 +191,9 @@ async def test_messages_belong_to_a_run_of_their_conversation(rows: Rows) -> Non
     run = await rows.run(uid, thread)
     other = await rows.conversation(uid)
     await refused(rows, "messages_run_id_thread_id_fkey", _message(rows, other, run))
-    await refused(rows, "messages: delivery IS NOT NULL", _message(rows, thread, run, "owner"))
-    await refused(rows, "messages: delivery IS NOT NULL", _message(rows, thread, run, "assistant", "delivered"))
-    await refused(rows, "messages_delivery_check", _message(rows, thread, run, "owner", "lost"))
+    await refused(rows, "messages_delivery_of_owner", _message(rows, thread, run, "owner"))
+    await refused(rows, "messages_delivery_of_owner", _message(rows, thread, run, "assistant", "delivered"))
+    await refused(rows, "messages_delivery_known", _message(rows, thread, run, "owner", "lost"))
     await _message(rows, thread, run)
     await refused(rows, "messages_one_per_run_and_role", _message(rows, thread, run))
 
@@ -219,7 +219,7 @@ async def test_a_stream_number_is_used_once(rows: Rows) -> None:
     later = await rows.attempt(await rows.run(*await rows.chat(), status="running"))
     await rows.event(thread, run, 1, attempt_id=attempt, stream_no=1)
     await refused(rows, "events_stream_no", rows.event(thread, run, 2, attempt_id=attempt, stream_no=1))
-    await refused(rows, "events: attempt_id IS NOT NULL", rows.event(thread, run, 2, stream_no=2))
+    await refused(rows, "events_stream_no_has_attempt", rows.event(thread, run, 2, stream_no=2))
     await rows.event(thread, run, 2, attempt_id=later, stream_no=1)
     await rows.event(thread, run, 3)
     await rows.event(thread, run, 4)
@@ -244,7 +244,7 @@ async def test_a_workdir_has_one_holder(rows: Rows) -> None:
     await _hold(rows, uid, second, "docs")
     stranger, elsewhere = await rows.chat()
     await _hold(rows, stranger, elsewhere, "src")
-    await refused(rows, "workdir_holds: ended_why IS NULL", rows.update("workdir_holds", hold, ended_why="closed"))
+    await refused(rows, "workdir_holds_end_has_why", rows.update("workdir_holds", hold, ended_why="closed"))
     await rows.update("workdir_holds", hold, ended_at="2026-01-01T00:00:00Z", ended_why="closed")
     await _hold(rows, uid, third, "src")
 
@@ -266,9 +266,13 @@ async def test_shapes_of_conversations(rows: Rows) -> None:
         {"parent_thread_id": None, "kind": "subagent", "runtime_scope_id": thread},
         {"parent_thread_id": thread},
     ):
-        await refused(rows, "conversations_check", rows.conversation(uid, **columns))
-    await refused(rows, "conversations_workdir_check", rows.conversation(uid, workdir=""))
-    await refused(rows, "conversations_state_check", rows.conversation(uid, state="busy"))
+        await refused(rows, "conversations_kind_shape", rows.conversation(uid, **columns))
+    _, of_another = await rows.chat()
+    for scope in (new_id(), of_another):
+        below = rows.conversation(uid, parent_thread_id=thread, runtime_scope_id=scope)
+        await refused(rows, "conversations_runtime_scope_id_uid_fkey", below)
+    await refused(rows, "conversations_workdir_length", rows.conversation(uid, workdir=""))
+    await refused(rows, "conversations_state_known", rows.conversation(uid, state="busy"))
 
 
 @pytest.mark.parametrize("table", ["api_keys", "host_tokens"])
@@ -283,7 +287,7 @@ async def test_only_hashes_of_secrets_are_stored(rows: Rows, table: str) -> None
             await rows.insert("host_tokens", id=new_id(), host="h", token_hash=hashed)
 
     column = "key_hash" if table == "api_keys" else "token_hash"
-    await refused(rows, f"{table}_{column}_check", insert(b"tk_plain"))
+    await refused(rows, f"{table}_{column}_size", insert(b"tk_plain"))
     await insert(DIGEST)
     await refused(rows, f"{table}_{column}_key", insert(DIGEST))
 

@@ -84,11 +84,11 @@ async def test_a_closed_attempt_is_never_rewritten(rows: Rows, turn: Turn) -> No
 
 async def test_ends_and_outcomes_of_attempts(rows: Rows, turn: Turn) -> None:
     """Proves: H-05. Both or neither; an attempt that was accepted is never released."""
-    await refused(rows, "attempts: outcome IS NULL", rows.update("attempts", turn.attempt, outcome="failed"))
-    await refused(rows, "attempts: outcome IS NULL", rows.update("attempts", turn.attempt, ended_at=SOON))
-    await refused(rows, "attempts_outcome_check", _close(rows, turn.attempt, "lost"))
+    await refused(rows, "attempts_end_has_outcome", rows.update("attempts", turn.attempt, outcome="failed"))
+    await refused(rows, "attempts_end_has_outcome", rows.update("attempts", turn.attempt, ended_at=SOON))
+    await refused(rows, "attempts_outcome_known", _close(rows, turn.attempt, "lost"))
     await rows.update("attempts", turn.attempt, accepted_at=SOON)
-    await refused(rows, "attempts: accepted_at IS NULL", _close(rows, turn.attempt, "released"))
+    await refused(rows, "attempts_released_never_accepted", _close(rows, turn.attempt, "released"))
     await _close(rows, turn.attempt, "completed")
 
 
@@ -128,7 +128,7 @@ async def test_a_workspace_keeps_its_identity_and_its_epoch_grows(rows: Rows, tu
     await refused(rows, "workspace_epoch_monotonic", rows.update("shared_workspaces", turn.workspace, epoch=5))
     await refused(
         rows,
-        "shared_workspaces: generation IS NOT NULL",
+        "shared_workspaces_boot_has_generation",
         rows.update("shared_workspaces", turn.workspace, generation=None),
     )
     await refused(rows, "shared_workspaces_runtime_scope_id_key", rows.workspace(turn.uid, turn.thread))
@@ -146,12 +146,8 @@ async def test_fence_and_native_turn_never_fall(rows: Rows, turn: Turn) -> None:
 async def test_lost_is_final(rows: Rows, turn: Turn) -> None:
     """Proves: R-05. A membership that is LOST stays so; it has a reason, and no other state has one."""
     lost = "membership_lost_is_final"
-    await refused(
-        rows, "memberships: lost_reason IS NOT NULL", rows.update("memberships", turn.membership, state="lost")
-    )
-    await refused(
-        rows, "memberships: lost_reason IS NOT NULL", rows.update("memberships", turn.membership, lost_reason="x")
-    )
+    await refused(rows, "memberships_lost_has_reason", rows.update("memberships", turn.membership, state="lost"))
+    await refused(rows, "memberships_lost_has_reason", rows.update("memberships", turn.membership, lost_reason="x"))
     await rows.update("memberships", turn.membership, state="lost", lost_reason="outcome_unknown")
     for state in ("idle", "suspended"):
         await refused(rows, lost, rows.update("memberships", turn.membership, state=state, lost_reason=None))
@@ -166,7 +162,7 @@ async def test_lost_is_final(rows: Rows, turn: Turn) -> None:
 async def test_state_and_activation_go_together(rows: Rows, turn: Turn) -> None:
     """Active and quarantined name their activation, and nothing else does; it must exist by the commit."""
     activation = await rows.activation(turn.membership, turn.run, turn.attempt, 1)
-    both = "memberships: activation_id IS NOT NULL"
+    both = "memberships_live_has_activation"
     for state in ("active", "quarantined"):
         await refused(rows, both, rows.update("memberships", turn.membership, state=state))
         await rows.update("memberships", turn.membership, state=state, activation_id=activation)
@@ -176,9 +172,7 @@ async def test_state_and_activation_go_together(rows: Rows, turn: Turn) -> None:
     await refused(
         rows, "memberships_activation_id_fkey", rows.update("memberships", turn.membership, activation_id=new_id())
     )
-    await refused(
-        rows, "memberships: native_session IS NOT NULL", rows.update("memberships", turn.membership, native_turn=1)
-    )
+    await refused(rows, "memberships_turn_has_session", rows.update("memberships", turn.membership, native_turn=1))
     await refused(rows, "memberships_thread_id_key", rows.membership(turn.workspace, turn.thread))
 
 
@@ -206,20 +200,20 @@ async def test_what_goes_with_the_state_of_an_activation(rows: Rows, turn: Turn)
     settled = {"state": "settled", "admitted_at": SOON, "settled_at": SOON, "ended_at": SOON, "outcome": "completed",
                "native_turn": 1, "epoch": 1}  # fmt: skip
     for guard, columns in (
-        ("activations: admitted_at IS NOT NULL", {"state": "admitted"}),
-        ("activations: admitted_at IS NULL", {"state": "abandoned", "admitted_at": SOON, "ended_at": SOON}),
-        ("activations: settled_at IS NOT NULL", {"settled_at": SOON}),
-        ("activations: settled_at IS NOT NULL", {**settled, "settled_at": None}),
-        ("activations: outcome IS NOT NULL", {**settled, "outcome": None}),
-        ("activations: outcome IS NOT NULL", {**settled, "native_turn": None}),
-        ("activations: outcome IS NOT NULL", {**settled, "epoch": None}),
-        ("activations: ended_at IS NULL", {**settled, "ended_at": None}),
-        ("activations: ended_at IS NULL", {"ended_at": SOON}),
-        ("activations: ended_at IS NULL", {"state": "lost"}),
-        ("activations_outcome_check", {**settled, "outcome": "done"}),
-        ("activations_native_turn_check", {**settled, "native_turn": 0}),
-        ("activations_state_check", {"state": "done", "ended_at": SOON}),
-        ("activations_fence_check", {"fence": 0}),
+        ("activations_admitted_has_time", {"state": "admitted"}),
+        ("activations_abandoned_never_admitted", {"state": "abandoned", "admitted_at": SOON, "ended_at": SOON}),
+        ("activations_settled_has_time", {"settled_at": SOON}),
+        ("activations_settled_has_time", {**settled, "settled_at": None}),
+        ("activations_settled_is_whole", {**settled, "outcome": None}),
+        ("activations_settled_is_whole", {**settled, "native_turn": None}),
+        ("activations_settled_is_whole", {**settled, "epoch": None}),
+        ("activations_end_is_final", {**settled, "ended_at": None}),
+        ("activations_end_is_final", {"ended_at": SOON}),
+        ("activations_end_is_final", {"state": "lost"}),
+        ("activations_outcome_known", {**settled, "outcome": "done"}),
+        ("activations_native_turn_positive", {**settled, "native_turn": 0}),
+        ("activations_state_known", {"state": "done", "ended_at": SOON}),
+        ("activations_fence_positive", {"fence": 0}),
     ):
         await refused(rows, guard, rows.update("activations", activation, **columns))
     await rows.update("activations", activation, state="quarantined", admitted_at=SOON)
@@ -240,9 +234,9 @@ async def test_one_snapshot_of_an_epoch(rows: Rows, turn: Turn) -> None:
     await snapshot(1, tree_id=tree)
     await refused(rows, "snapshots_pkey", snapshot(1, tree_id="b" * 40))
     await snapshot(2, unavailable_why="too large")
-    await refused(rows, "snapshots: unavailable_why IS NULL", snapshot(3))
-    await refused(rows, "snapshots: unavailable_why IS NULL", snapshot(3, tree_id=tree, unavailable_why="x"))
-    await refused(rows, "snapshots_tree_id_check", snapshot(3, tree_id="HEAD"))
+    await refused(rows, "snapshots_tree_or_why", snapshot(3))
+    await refused(rows, "snapshots_tree_or_why", snapshot(3, tree_id=tree, unavailable_why="x"))
+    await refused(rows, "snapshots_tree_id_form", snapshot(3, tree_id="HEAD"))
 
 
 async def test_answers_of_inputs(rows: Rows, turn: Turn) -> None:
@@ -251,10 +245,10 @@ async def test_answers_of_inputs(rows: Rows, turn: Turn) -> None:
     await rows.insert("inputs", id=question, thread_id=turn.thread, run_id=turn.run, kind="question", asked_by="agent",
                       question="?", deadline=SOON)  # fmt: skip
     for guard, columns in (
-        ("inputs: answer IS NOT NULL", {"state": "answered"}),
-        ("inputs: answer IS NOT NULL", {"state": "answered", "answered_at": SOON}),
-        ("inputs: ended_at IS NOT NULL", {"state": "expired"}),
-        ("inputs: ended_at IS NOT NULL", {"ended_at": SOON}),
+        ("inputs_answered_has_answer", {"state": "answered"}),
+        ("inputs_answered_has_answer", {"state": "answered", "answered_at": SOON}),
+        ("inputs_end_is_final", {"state": "expired"}),
+        ("inputs_end_is_final", {"ended_at": SOON}),
     ):
         await refused(rows, guard, rows.update("inputs", question, **columns))
     await rows.update("inputs", question, state="answered", answer='"yes"', answered_at=SOON)
@@ -263,9 +257,9 @@ async def test_answers_of_inputs(rows: Rows, turn: Turn) -> None:
 async def test_a_host_that_backs_off_says_why(rows: Rows) -> None:
     """Proves: H-06."""
     host = {"name": "h", "incarnation": new_id(), "version": "1", "capacity": 1, "provisioner": "local"}
-    await refused(rows, "hosts: launch_error IS NOT NULL", rows.insert("hosts", **host, state="backing_off"))
-    await refused(rows, "hosts_capacity_check", rows.insert("hosts", **{**host, "capacity": 0}, state="ready"))
-    await refused(rows, "hosts_name_check", rows.insert("hosts", **{**host, "name": "../h"}, state="ready"))
+    await refused(rows, "hosts_backing_off_has_error", rows.insert("hosts", **host, state="backing_off"))
+    await refused(rows, "hosts_capacity_positive", rows.insert("hosts", **{**host, "capacity": 0}, state="ready"))
+    await refused(rows, "hosts_name_form", rows.insert("hosts", **{**host, "name": "../h"}, state="ready"))
     await rows.insert("hosts", **host, state="backing_off", launch_error="no such file")
 
 
@@ -283,7 +277,7 @@ async def test_one_answer_for_an_idempotency_key(rows: Rows) -> None:
     await insert(uid, "POST /v1/y")
     await insert(other, "POST /v1/x")
     for key in ("", "x" * 256):
-        await refused(rows, "idempotency_keys_key_check", insert(uid, "POST /v1/z", key))
+        await refused(rows, "idempotency_keys_key_length", insert(uid, "POST /v1/z", key))
 
 
 async def test_one_identity_of_the_database(rows: Rows) -> None:
@@ -292,7 +286,7 @@ async def test_one_identity_of_the_database(rows: Rows) -> None:
     await rows.insert("cluster", system_identifier="1", timeline=1)
     await refused(rows, "cluster_pkey", rows.insert("cluster", system_identifier="2", timeline=1))
     await refused(
-        rows, "cluster_singleton_check", rows.insert("cluster", singleton=False, system_identifier="2", timeline=1)
+        rows, "cluster_is_one_row", rows.insert("cluster", singleton=False, system_identifier="2", timeline=1)
     )
 
 
