@@ -1,0 +1,94 @@
+"""Receipts of admission and settlement: how often they are asked for, how far apart, and after which answers (F-04)."""
+
+from dataclasses import replace
+
+import pytest
+
+from runner.behaviours import Behaviour, Cuts, Hangs, Refuses
+from runner.driving import FAST, Driven, drive, run_turn
+from runner.hosting import until
+from runner.passing import THREADS, Notes
+from runner.peers import Peers
+from turnkeeper.domain.settings import Timing
+from turnkeeper.kit.clock import ManualClock
+
+STEPS = ["admit", "settle"]
+AGAIN = [Cuts(), Cuts(done=True), *(Refuses(status, "not_ready") for status in (408, 502, 503, 504))]
+FINAL = [Refuses(status, "conflict") for status in (400, 409, 422, 429, 500, 501)]
+GONE = [Refuses(409, "lease_refused"), Refuses(410, "gone")]
+
+
+def name_of(way: Behaviour) -> str:
+    """For the test's name."""
+    return str(way.status) + way.code[:1] if isinstance(way, Refuses) else str(way)
+
+
+def let_pass(driven: Driven, clock: ManualClock, peers: Peers, step: str, tries: int) -> None:
+    """Move the clock second by second, each time after everything has come to rest, until there were so many tries."""
+
+    def over() -> bool:
+        return len(peers.of(step)) >= tries or not driven.thread.is_alive()
+
+    until(lambda: peers.of(step), "it is asked for the first time")
+    while not over():
+        until(lambda: over() or clock.waiting + peers.blocked >= THREADS, "all threads wait")
+        if not over():
+            clock.advance(1)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("way", AGAIN, ids=name_of)
+def test_a_receipt_is_tried_three_times_five_seconds_apart(peers: Peers, step: str, way: Behaviour) -> None:
+    """Proves: F-04. With the defaults, on the worker's own clock; then it is given up and reported."""
+    clock = ManualClock()
+    times: list[float] = []
+    peers.always[step] = Notes(times, clock, way)
+    driven = drive(peers, Timing(), clock)
+    let_pass(driven, clock, peers, step, 3)
+    assert driven.wait() == 0
+    assert [at - times[0] for at in times] == [0, 5, 10]
+    assert len(peers.of("prompt")) == (1 if step == "settle" else 0)
+    code = "settlement_failed" if step == "settle" else "admission_refused"
+    assert peers.of("finish")[0].body["failure"]["code"] == code
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("way", FINAL, ids=name_of)
+def test_any_other_answer_is_final(peers: Peers, step: str, way: Behaviour) -> None:
+    """Proves: F-04, F-05. One try; without a receipt of the admission nothing is prompted."""
+    peers.always[step] = way
+    assert run_turn(peers) == 0
+    assert len(peers.of(step)) == 1
+    assert len(peers.of("prompt")) == (1 if step == "settle" else 0)
+    assert peers.of("finish")[0].body["status"] == "failed"
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("way", GONE, ids=name_of)
+def test_a_refused_lease_is_final_and_nothing_more_is_written(peers: Peers, step: str, way: Behaviour) -> None:
+    """Proves: F-04, F-02, F-03, L-05. 409 for the lease, and 410."""
+    peers.always[step] = way
+    assert run_turn(peers) == 3
+    assert len(peers.of(step)) == 1
+    assert peers.of("finish") == peers.of("abandon") == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_each_try_has_its_own_time(peers: Peers, step: str) -> None:
+    """Proves: F-04. The receipts' timeout and not that of other calls, which is ten times as long here."""
+    peers.always[step] = Hangs(done=True)
+    assert run_turn(peers, replace(FAST, receipt_timeout_s=0.4, receipt_delay_s=0.2, control_timeout_s=4)) == 0
+    first, second, third = (call.at for call in peers.of(step))
+    for earlier, later in ((first, second), (second, third)):
+        assert 0.6 <= later - earlier < 3.5
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_was_done_and_not_answered_is_asked_for_again_and_goes_on(peers: Peers, step: str) -> None:
+    """Proves: F-04, R-03. The same request again, word for word; one prompt, one end."""
+    peers.on[step].extend([Cuts(done=True), Refuses(504, "timeout")])
+    assert run_turn(peers) == 0
+    first, *others = peers.of(step)
+    assert [one.body for one in others] == [first.body, first.body]
+    assert len(peers.of("prompt")) == 1
+    assert peers.of("finish")[0].body["status"] == "completed"
