@@ -278,3 +278,20 @@ def test_many_turns_are_paged(world: World) -> None:
     assert "message 4." in page
     assert "message 5." not in page
     assert "conversation.js" not in page
+
+
+def test_a_run_shows_another_attempt_only_where_it_left_something(world: World) -> None:
+    """Proves: E-05. A claim that was given back is in the record, and is not shown as if something had run."""
+    thread = world.owner.conversation()["thread_id"]
+    run_id = world.owner.submit(thread, "hello")["run"]["id"]
+    world.claim().ok("release", {"why": "not_created", "detail": ""})
+    visitor = Visitor(world).sign_in(world)
+    page = visitor.page(f"/runs/{run_id}")
+    assert re.findall(r"<tr><td>(\d+)</td>", page) == ["1"]  # the only one
+    turn = world.claim()
+    page = visitor.page(f"/runs/{run_id}")
+    assert re.findall(r"<tr><td>(\d+)</td>", page) == ["2"]
+    turn.whole("hi")
+    assert re.findall(r"<tr><td>(\d+)</td>", visitor.page(f"/runs/{run_id}")) == ["2"]
+    attempts = world.owner.good("GET", f"/v1/runs/{run_id}")["attempts"]
+    assert [(one["attempt_no"], one["left_events"]) for one in attempts] == [(1, False), (2, True)]

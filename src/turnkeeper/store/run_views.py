@@ -40,7 +40,7 @@ class RunTexts:
 
 @dataclass(frozen=True)
 class AttemptView:
-    """An attempt as operators and owners read it (E-04)."""
+    """An attempt as operators and owners read it (E-04). `left_events`: its worker has stored events of its own (E-05)."""
 
     attempt_no: int
     lease_generation: int
@@ -52,6 +52,7 @@ class AttemptView:
     lease_expires_at: datetime
     ended_at: datetime | None
     outcome: str | None
+    left_events: bool
 
 
 _VIEW: Final[LiteralString] = (
@@ -101,7 +102,8 @@ async def list_attempts(reader: Reader, run_id: str) -> list[AttemptView]:
     """The attempts of a run, in order."""
     return await reader.fetch_all(
         "SELECT attempt_no, lease_generation, lease_owner, host, claimed_at, accepted_at, last_heartbeat_at, "
-        "lease_expires_at, ended_at, outcome FROM attempts WHERE run_id = %s ORDER BY attempt_no",
+        "lease_expires_at, ended_at, outcome, EXISTS (SELECT 1 FROM events e WHERE e.attempt_id = attempts.id "
+        "AND e.stream_no IS NOT NULL) AS left_events FROM attempts WHERE run_id = %s ORDER BY attempt_no",
         (run_id,),
         as_=AttemptView,
     )

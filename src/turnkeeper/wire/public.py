@@ -10,6 +10,7 @@ GET             /v1/agents, /v1/agents/{name}    PUT/DELETE /v1/agents/{name} (a
 POST/GET        /v1/keys                         DELETE /v1/keys/{id}
 GET/PATCH       /v1/me
 GET             /v1/admin/servers                POST /v1/admin/users, GET /v1/admin/users
+POST/GET/DELETE /v1/admin/hosts/{name}/tokens    DELETE /v1/admin/hosts/{name}/tokens/{id}
 """
 
 from typing import Any, Literal
@@ -71,6 +72,8 @@ class Message(Answer):
 
 
 class AttemptRecord(Answer):
+    """One ownership of a run. `left_events`: its worker has stored events of its own; only then did anything of it run."""
+
     attempt_no: int
     lease_generation: int
     lease_owner: str
@@ -81,6 +84,7 @@ class AttemptRecord(Answer):
     lease_expires_at: Moment
     ended_at: Moment | None
     outcome: str | None
+    left_events: bool
 
 
 class RunSnapshot(Answer):
@@ -179,6 +183,21 @@ class Server(Answer):
     live_trees: int
     provisioner: str
     last_heartbeat_at: Moment
+
+
+class HostToken(Answer):
+    """What opens the worker API for one host."""
+
+    id: Id
+    host: str
+    created_at: Moment
+    revoked_at: Moment | None = None
+
+
+class CreatedHostToken(HostToken):
+    """The only time that the token itself is shown."""
+
+    token: str = Field(repr=False)
 
 
 class NewUser(Request):
