@@ -6,6 +6,7 @@ not even a confirmation that comes later.
 
 One refusal is no loss: `finish` ends the attempt, and a renewal that crosses it is refused because the worker itself has
 just ended its run. While a `finish` is on its way the refusal is kept back, and the answer to `finish` says what it was.
+Where that answer never comes nothing more is sent (L-05), and the log says no more than that.
 """
 
 import contextlib
@@ -68,9 +69,9 @@ class Lease:
 
     @property
     def is_ending(self) -> bool:
-        """Whether a `finish` is on its way or was answered."""
+        """Whether a `finish` was sent: it may have ended the attempt."""
         with self._lock:
-            return self._finish_in_flight or self._finished
+            return self._finish_sent or self._finished
 
     def look(self) -> bool:
         """Whether a write may be sent now; loses the lease if its time has passed. Not left to the watchdog alone: after a
@@ -110,9 +111,9 @@ class Lease:
                 return
             self._verdict = verdict
             finish_unanswered = self._finish_sent
-        # A `finish` without an answer may have ended the attempt: then the refusal was its doing, and nothing was lost.
-        more = {"finish_unanswered": True} if finish_unanswered else {}
-        self._log.warning("agent_lease_lost", verdict=verdict.value, **more)
+        # A `finish` without an answer may have ended the attempt: then nothing was lost, and the run's record says so.
+        event = "agent_finish_unconfirmed" if finish_unanswered else "agent_lease_lost"
+        self._log.warning(event, verdict=verdict.value)
         self._on_lost()
 
     def keeps_back(self, verdict: LeaseVerdict) -> bool:
