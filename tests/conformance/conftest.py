@@ -3,16 +3,17 @@
 A further backend joins by one line in `BACKENDS`: a function that makes it for a data directory, with the stand-in manager.
 """
 
-import shutil
 from collections.abc import Callable, Generator
-from pathlib import Path
 
 import pytest
 
-from provisioner.serving import ADMIN, Served, Signing, end_everything, serve, standin_settings
+from provisioner.fixtures import settings, signing
+from provisioner.serving import Served, serve, standin_settings
 from turnkeeper.provisioner.backends.base import Backend
 from turnkeeper.provisioner.backends.local.backend import LocalBackend
 from turnkeeper.provisioner.settings import ProvisionerSettings
+
+__all__ = ["settings", "signing"]  # fixtures
 
 BackendMaker = Callable[[ProvisionerSettings], Backend]
 
@@ -30,25 +31,10 @@ def make_backend(request: pytest.FixtureRequest) -> BackendMaker:
     return BACKENDS[request.param]
 
 
-@pytest.fixture(scope="session")
-def signing() -> Signing:
-    return Signing()
-
-
 @pytest.fixture
-def settings(tmp_path: Path, signing: Signing) -> Generator[ProvisionerSettings]:
-    """Of a data directory that is emptied of sandboxes at the end."""
-    made = ProvisionerSettings(
-        directory=tmp_path / "data",
-        admin_token=ADMIN,
-        public_keys=signing.public_keys,
-        environ={"GIVEN_SECRET": "s3cret-value", "OTHER_SECRET": "another-value"},
-        create_timeout_s=10,
-    )
-    made.directory.mkdir(mode=0o700)
-    yield made
-    end_everything(made)
-    shutil.rmtree(made.directory, ignore_errors=True)
+def create_timeout_s() -> float:
+    """Deliberately bad backends never come to an end of it."""
+    return 10.0
 
 
 @pytest.fixture
