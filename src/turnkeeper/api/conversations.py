@@ -1,6 +1,8 @@
 """Conversations, messages, runs and their event streams."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Protocol
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -16,9 +18,12 @@ from turnkeeper.api.settings import ApiSettings
 from turnkeeper.api.sse import Streams, event_page, position_of, wants_stream
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.services import conversations, messages, runs, stream
+from turnkeeper.services.answers import NotFound
+from turnkeeper.services.auth import Owner
 from turnkeeper.services.cancel import cancel
 from turnkeeper.services.context import Services
-from turnkeeper.services.openings import open_conversation, open_run
+from turnkeeper.services.openings import Opening, open_conversation, open_run
+from turnkeeper.services.stream import EventPage
 from turnkeeper.services.submit import submit
 from turnkeeper.wire.public import Conversation, Message, NewConversation, NewMessage, Run, RunDetail, Submitted
 from turnkeeper.wire.turn import Event
@@ -118,31 +123,35 @@ def _runs(router: APIRouter, desk: Desk) -> None:
         return desk.answer(owner, await cancel(services, owner, run_id))
 
 
+class _Page(Protocol):
+    """A page of the events of one conversation or run."""
+
+    def __call__(
+        self, s: Services, owner: Owner, ident: str, /, *, after: int, limit: int
+    ) -> Awaitable[EventPage | NotFound]: ...
+
+
 def _streams(router: APIRouter, desk: Desk, streams: Streams) -> None:
     services = desk.services
 
-    @router.get(ONE + "/events", **stream_operation("Events of a conversation", Event))
-    async def of_conversation(request: Request, thread_id: str) -> Response:
+    async def answer(
+        request: Request,
+        ident: str,
+        page: _Page,
+        open_: Callable[[Services, Owner, str], Awaitable[Opening | NotFound]],
+    ) -> Response:
         owner = await desk.owner(request)
         if not wants_stream(request):
             after, limit = event_page(request)
-            found = await stream.conversation_events(services, owner, thread_id, after=after, limit=limit)
-            return _events(wanted(found).events, limit)
+            events = wanted(await page(services, owner, ident, after=after, limit=limit)).events
+            return page_response(events, str(events[-1].seq) if len(events) == limit else None, opaque=False)
         place = position_of(request)
-        opening = wanted(await open_conversation(services, owner, thread_id))
-        return streams.open(place, opening, partial(still_opens, services, request))
+        return streams.open(place, wanted(await open_(services, owner, ident)), partial(still_opens, services, request))
+
+    @router.get(ONE + "/events", **stream_operation("Events of a conversation", Event))
+    async def of_conversation(request: Request, thread_id: str) -> Response:
+        return await answer(request, thread_id, stream.conversation_events, open_conversation)
 
     @router.get(RUN + "/events", **stream_operation("Events of a run, up to its end", Event))
     async def of_run(request: Request, run_id: str) -> Response:
-        owner = await desk.owner(request)
-        if not wants_stream(request):
-            after, limit = event_page(request)
-            found = await stream.run_events(services, owner, run_id, after=after, limit=limit)
-            return _events(wanted(found).events, limit)
-        place = position_of(request)
-        opening = wanted(await open_run(services, owner, run_id))
-        return streams.open(place, opening, partial(still_opens, services, request))
-
-
-def _events(events: list[Event], limit: int) -> Response:
-    return page_response(events, str(events[-1].seq) if len(events) == limit else None, opaque=False)
+        return await answer(request, run_id, stream.run_events, open_run)
