@@ -5,7 +5,7 @@ import socket
 import httpx2
 import pytest
 
-from api.world import World, problem
+from api.world import HOST, World, problem
 from turnkeeper.kit.ids import new_id, new_secret
 
 UNAUTHORIZED = [
@@ -98,6 +98,9 @@ def test_an_owner_is_no_administrator(world: World) -> None:
     problem(eve.get("/v1/admin/servers"), 403, "forbidden")
     problem(eve.get("/v1/admin/users"), 403, "forbidden")
     problem(eve.post("/v1/admin/users", json={"name": "x"}), 403, "forbidden")
+    for method in ("POST", "GET", "DELETE"):
+        problem(eve.request(method, f"/v1/admin/hosts/{HOST}/tokens"), 403, "forbidden")
+    problem(eve.delete(f"/v1/admin/hosts/{HOST}/tokens/{new_id()}"), 403, "forbidden")
     problem(eve.put("/v1/agents/scripted", json={"name": "scripted", "command": ["sh"]}), 403, "forbidden")
     problem(eve.delete("/v1/agents/scripted"), 403, "forbidden")
     assert [one["name"] for one in eve.get("/v1/agents").json()["items"]] == ["scripted"]
@@ -179,3 +182,24 @@ def test_raw_paths_do_not_leave_their_route(shared_world: World) -> None:
         assert b"Traceback" not in answer
         assert b"root:" not in answer
     assert shared_world.owner.http.get("/v1/me").status_code == 200
+
+
+def test_tokens_of_hosts(world: World) -> None:
+    """Shown once, at their creation; a revoked one opens nothing from the next request on, and the others stay good."""
+    path = "/v1/admin/hosts/second/tokens"
+    first, second = (world.owner.good("POST", path) for _ in range(2))
+    body = {"incarnation": new_id(), "version": "1", "capacity": 1, "provisioner": "local", "state": "ready"}
+
+    def beat(token: str) -> int:
+        return world.client(token).post("/v1/agent/hosts/second/heartbeat", json=body).status_code
+
+    assert (beat(first["token"]), beat(second["token"])) == (200, 200)
+    assert second["token"] not in str(world.owner.good("GET", path))
+    assert world.owner.http.delete(f"{path}/{first['id']}").json()["revoked_at"]
+    assert (beat(first["token"]), beat(second["token"])) == (401, 200)
+    assert [one["revoked_at"] is None for one in world.owner.good("GET", path)["items"]] == [False, True]
+    assert all(one["revoked_at"] for one in world.owner.http.delete(path).json()["items"])
+    assert beat(second["token"]) == 401
+    problem(world.owner.http.delete(f"{path}/{new_id()}"), 404, "not_found")
+    assert problem(world.owner.http.post("/v1/admin/hosts/a%20b/tokens"), 400, "bad_request")["field"] == "name"
+    assert "second" in {one["name"] for one in world.owner.good("GET", "/v1/admin/servers")["items"]}

@@ -262,6 +262,8 @@ def test_the_description_is_whole(shared_world: World) -> None:
         "/v1/me": {"get", "patch"},
         "/v1/admin/servers": {"get"},
         "/v1/admin/users": {"get", "post"},
+        "/v1/admin/hosts/{name}/tokens": {"get", "post", "delete"},
+        "/v1/admin/hosts/{name}/tokens/{token_id}": {"delete"},
     }.items():
         assert set(document["paths"][path]) == methods, path
         for operation in document["paths"][path].values():

@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 from api.server import ControlServer
 from turnkeeper.domain.sandbox import sandbox_id
 from turnkeeper.kit.ids import new_id, new_secret
-from turnkeeper.services import bootstrap, hosts, sessions
+from turnkeeper.services import bootstrap, sessions
 from turnkeeper.wire.canonical import canonical_sha256
 
 Json = dict[str, Any]
@@ -159,7 +159,7 @@ class World:
         self.incarnation = new_id()
         self.owner = self.add_owner("ada")
         self.owner.good("PUT", "/v1/agents/scripted", AGENT)
-        self.host_token = server.call(hosts.create_host_token(server.services, HOST))
+        self.host_token = self.owner.good("POST", f"/v1/admin/hosts/{HOST}/tokens")["token"]
         self.host = self.client(self.host_token)
         self.beat()
 

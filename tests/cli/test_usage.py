@@ -47,6 +47,8 @@ WRONG = (
     (("agents", "remove"), "NAME"),
     (("keys", "create"), "NAME"),
     (("keys", "revoke"), "KEY"),
+    (("hosts", "token"), "HOST"),
+    (("hosts", "revoke"), "HOST"),
     (("db", "check"), "DATABASE_URL"),
     (("db", "upgrade"), "DATABASE_URL"),
     (("doctor",), "DATABASE_URL"),

@@ -7,12 +7,12 @@ from harness.postgres import DatabaseClock, Sessions
 from services.driver import HOST, Driver, wanted
 from turnkeeper.domain.agent import AgentDefinition
 from turnkeeper.kit.ids import digest, new_id, new_secret
-from turnkeeper.services import agents, auth, bootstrap, hosts, keys, metrics, readiness, sessions, users
+from turnkeeper.services import agents, auth, bootstrap, host_tokens, hosts, keys, metrics, readiness, sessions, users
 from turnkeeper.services.answers import Conflict, Invalid, Mismatch, NotFound
 from turnkeeper.services.auth import NoSuchJob, OtherJob, UnknownToken, Worker
 from turnkeeper.services.idempotency import request_key
 from turnkeeper.store.attempts import TokenOwner
-from turnkeeper.wire.public import Agent, CreatedKey, Key, Me, MePatch, NewKey, NewUser
+from turnkeeper.wire.public import Agent, CreatedHostToken, CreatedKey, HostToken, Key, Me, MePatch, NewKey, NewUser
 
 NEVER_USED = new_secret("tk_")
 
@@ -91,10 +91,29 @@ async def test_tokens_of_accepted_attempts_are_remembered_within_bounds(driver: 
 
 
 async def test_tokens_of_hosts(driver: Driver) -> None:
-    token = await hosts.create_host_token(driver.s, "h2")
+    uid = driver.owner.uid
+    made = wanted(await host_tokens.create_token(driver.s, uid, "h2"), CreatedHostToken)
+    second = wanted(await host_tokens.create_token(driver.s, uid, "h2"), CreatedHostToken)
+    token = made.token
+    assert await auth.host_of_token(driver.s, token) == await auth.host_of_token(driver.s, second.token) == "h2"
+    assert token not in str(await driver.rows("SELECT * FROM host_tokens, idempotency_keys"))
+    assert isinstance(await host_tokens.revoke_token(driver.s, uid, "h3", second.id), NotFound)
+    assert isinstance(await host_tokens.revoke_token(driver.s, uid, "h2", "x"), NotFound)
+    revoked = wanted(await host_tokens.revoke_token(driver.s, uid, "h2", second.id), HostToken)
+    assert await host_tokens.revoke_token(driver.s, uid, "h2", second.id) == revoked
+    assert await auth.host_of_token(driver.s, second.token) is None
     assert await auth.host_of_token(driver.s, token) == "h2"
-    assert await hosts.revoke_host_tokens(driver.s, "h2") == 1
+    assert [one.revoked_at is None for one in await host_tokens.list_tokens(driver.s, "h2")] == [True, False]
+    assert all(one.revoked_at for one in await host_tokens.revoke_tokens(driver.s, uid, "h2"))
     assert await auth.host_of_token(driver.s, token) is None
+    assert await host_tokens.list_tokens(driver.s, "h9") == []
+    for name in ("", "../x", "a b", "x" * 64):
+        assert wanted(await host_tokens.create_token(driver.s, uid, name), Invalid).field == "name"
+    idem = request_key("POST /v1/admin/hosts/{name}/tokens", "k", {"name": "h4"})
+    wanted(await host_tokens.create_token(driver.s, uid, "h4", idem), CreatedHostToken)
+    again = wanted(await host_tokens.create_token(driver.s, uid, "h4", idem), Conflict)
+    assert "shown only once" in again.detail
+    assert len(await host_tokens.list_tokens(driver.s, "h4")) == 1
     await bootstrap.ensure_host_token(driver.s.db, "h3", token + "x")
     await bootstrap.ensure_host_token(driver.s.db, "h3", token + "x")
     assert await auth.host_of_token(driver.s, token + "x") == "h3"
@@ -192,7 +211,7 @@ async def test_readiness(driver: Driver, database_clock: DatabaseClock, sessions
     assert await driver.ready(sent.run.id)
     database_clock.offset(61)
     assert (await readiness.readiness(driver.s)).ready, "no host is expected"
-    await hosts.create_host_token(driver.s, HOST)
+    await host_tokens.create_token(driver.s, driver.owner.uid, HOST)
     assert (await readiness.readiness(driver.s)).problems == ("no host was heard within 60 s",)
     await driver.heartbeat()
     assert (await readiness.readiness(driver.s)).ready

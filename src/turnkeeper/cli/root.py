@@ -19,6 +19,7 @@ COMMANDS = {
     "runs": ("turnkeeper.cli.runs:runs", "List and show runs, follow their events, cancel them."),
     "agents": ("turnkeeper.cli.agents:agents", "List, show, add and remove agent definitions."),
     "keys": ("turnkeeper.cli.keys:keys", "Create, list and revoke API keys."),
+    "hosts": ("turnkeeper.cli.hosts:hosts", "List hosts, create and revoke their tokens (administrators)."),
     "db": ("turnkeeper.cli.db:db", "Upgrade or check the database."),
     "doctor": ("turnkeeper.cli.doctor:doctor", "Hold what the database records against the product's rules."),
     "control": ("turnkeeper.cli.processes:control", "Process: the control plane."),

@@ -13,7 +13,9 @@ from turnkeeper.kit.clock import Clock, system_clock
 from turnkeeper.wire.public import (
     Agent,
     Conversation,
+    CreatedHostToken,
     CreatedKey,
+    HostToken,
     Key,
     Me,
     NewConversation,
@@ -22,6 +24,7 @@ from turnkeeper.wire.public import (
     Page,
     Run,
     RunDetail,
+    Server,
     Submitted,
 )
 from turnkeeper.wire.turn import EventKind
@@ -161,6 +164,29 @@ class OwnerClient:
     def revoke_key(self, key_id: str) -> None:
         """The key opens nothing any more."""
         self._http.request("DELETE", path("/v1/keys/{id}", id=key_id))
+
+    # ---- hosts (administrators) ----
+
+    def servers(self) -> list[Server]:
+        """Hosts as they were last heard."""
+        return self._list("/v1/admin/servers", Server, 200)
+
+    def create_host_token(self, host: str, *, idempotency_key: str) -> CreatedHostToken:
+        """The only answer that shows the token."""
+        name = path("/v1/admin/hosts/{host}/tokens", host=host)
+        return self._http.call("POST", name, CreatedHostToken, headers=_key(idempotency_key))
+
+    def host_tokens(self, host: str) -> list[HostToken]:
+        """All tokens of a host, revoked ones included."""
+        return self._list(path("/v1/admin/hosts/{host}/tokens", host=host), HostToken, 200)
+
+    def revoke_host_tokens(self, host: str) -> None:
+        """The host can claim nothing any more."""
+        self._http.request("DELETE", path("/v1/admin/hosts/{host}/tokens", host=host))
+
+    def revoke_host_token(self, host: str, token_id: str) -> None:
+        """This token opens nothing any more."""
+        self._http.request("DELETE", path("/v1/admin/hosts/{host}/tokens/{id}", host=host, id=token_id))
 
     # ---- inside ----
 

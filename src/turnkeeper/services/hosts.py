@@ -1,11 +1,9 @@
-"""Hosts: heartbeats, gone children, tokens, and the list that operators read."""
+"""Hosts: heartbeats, gone children, and the list that operators read."""
 
-from turnkeeper.kit.ids import digest, new_id, new_secret
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.text import clean
 from turnkeeper.services.context import Services
 from turnkeeper.services.reap import end_gone
-from turnkeeper.store import host_tokens
 from turnkeeper.store import hosts as statements
 from turnkeeper.store.hosts import HostReport, HostRow
 from turnkeeper.store.locks import lock_host
@@ -64,23 +62,3 @@ def _report(host: str, request: HostHeartbeat) -> HostReport:
 async def list_servers(s: Services) -> list[Server]:
     """Admin → Servers."""
     return [Server.model_validate(vars(row)) for row in await s.db.read("host.list", statements.list_hosts)]
-
-
-async def create_host_token(s: Services, host: str) -> str:
-    """A new token for a host; shown now and never again."""
-    token = new_secret("tkh_")
-
-    async def work(tx: Tx) -> None:
-        await host_tokens.insert_token(tx, token_id=new_id(), host=host, token_hash=digest(token))
-
-    await s.db.run("host.token", work)
-    return token
-
-
-async def revoke_host_tokens(s: Services, host: str) -> int:
-    """Every token of a host stops opening anything; how many there were."""
-
-    async def work(tx: Tx) -> int:
-        return await host_tokens.revoke_tokens(tx, host)
-
-    return await s.db.run("host.revoke", work)
