@@ -151,3 +151,4 @@ def test_the_database_of_a_local_up(tmp_path: Path, postgres_server: PostgresSer
         ran = turnkeeper("doctor", "--data", str(data), home=tmp_path)
         assert (ran.status, ran.out) == (1, "")
         assert str(data / "run" / "pg") in ran.one_line()
+        assert ran.one_line().endswith("is its `turnkeeper up` running?")

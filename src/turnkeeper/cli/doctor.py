@@ -31,11 +31,18 @@ def doctor(database: str | None, data: Path | None, as_json: bool) -> int:
     """
     if database and data:
         raise click.UsageError("--database and --data name two databases; give one of them")
-    dsn = _dsn(database, data)
+    dsn, of_local_up = _dsn(database, data)
     from turnkeeper.main.doctor import examine_database
 
     findings: list[Finding] = []
-    examined = examine_database(dsn, findings.append if as_json else lambda finding: click.echo(str(finding)))
+
+    def report(finding: "Finding") -> None:
+        if as_json:
+            findings.append(finding)
+        else:
+            click.echo(str(finding))
+
+    examined = examine_database(dsn, report, of_local_up=of_local_up)
     if as_json:
         print_json(
             {
@@ -49,19 +56,22 @@ def doctor(database: str | None, data: Path | None, as_json: bool) -> int:
     return 1 if examined.findings else 0
 
 
-def _dsn(database: str | None, data: Path | None) -> str:
-    """What is named in the command wins over the environment, and a DATABASE_URL over a local `up`, as in `up` itself."""
+def _dsn(database: str | None, data: Path | None) -> tuple[str, bool]:
+    """The database, and whether it is that of a local `up`.
+
+    What is named in the command wins over the environment, and a DATABASE_URL over a local `up`, as in `up` itself.
+    """
     from_environment = None if data else os.environ.get("DATABASE_URL")
     given = database or from_environment
     if given:
-        return given
+        return given, False
     from turnkeeper.main.paths import DataDirectory, default_data_directory
 
     directory = DataDirectory((data or default_data_directory()).absolute())
     if directory.postgres.is_dir():
         from turnkeeper.main.doctor import local_dsn
 
-        return local_dsn(directory)
+        return local_dsn(directory), True
     if data:
         raise click.UsageError(
             f"--data is {str(data)!r}; there is no data of a `turnkeeper up` with its own PostgreSQL"

@@ -9,7 +9,7 @@ from turnkeeper.domain.settings import Timing
 from turnkeeper.main.paths import DataDirectory
 from turnkeeper.services.doctor import Examined, examine
 from turnkeeper.store.embedded import url_at
-from turnkeeper.store.errors import DatabaseError
+from turnkeeper.store.errors import DatabaseError, DatabaseUnavailable
 from turnkeeper.store.pool import open_database
 
 STATEMENT_TIMEOUT_S = 300.0
@@ -21,15 +21,16 @@ def local_dsn(data: DataDirectory) -> str:
     return url_at(data.postgres_sockets)
 
 
-def examine_database(dsn: str, report: Callable[[Finding], None]) -> Examined:
+def examine_database(dsn: str, report: Callable[[Finding], None], *, of_local_up: bool = False) -> Examined:
     """Hold a live database against the rules. Nothing is written, not even the identity that a start records.
 
-    `SettingRefused` with one line where the database cannot be asked.
+    `SettingRefused` with one line where the database cannot be asked; that of a local `up` is there only while that runs.
     """
     try:
         return asyncio.run(_examine(dsn, report))
     except DatabaseError as error:
-        raise SettingRefused(str(error)) from error
+        hint = "; is its `turnkeeper up` running?" if of_local_up and isinstance(error, DatabaseUnavailable) else ""
+        raise SettingRefused(f"{error}{hint}") from error
 
 
 async def _examine(dsn: str, report: Callable[[Finding], None]) -> Examined:
