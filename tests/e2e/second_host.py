@@ -52,6 +52,7 @@ class Gate:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._answered: list[Answered] = []
+        self._lost: dict[str, int] = {}
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -73,6 +74,11 @@ class Gate:
         """Let it through, what was held back first."""
         self.opened.set()
 
+    def lose_replies(self, **verbs: int) -> None:
+        """Cut the connection instead of passing the next so many answers to these verbs on."""
+        with self._lock:
+            self._lost.update(verbs)
+
     def end(self) -> None:
         """Take no further connection."""
         self.opened.set()
@@ -84,9 +90,14 @@ class Gate:
                 client, _ = self._listening.accept()
                 _Connection(self, client).start()
 
-    def note(self, path: bytes, status: int) -> None:
+    def note(self, path: bytes, status: int) -> bool:
+        """Note an answer; whether it is passed on."""
+        answered = Answered(path.partition(b"?")[0].decode(), status)
         with self._lock:
-            self._answered.append(Answered(path.partition(b"?")[0].decode(), status))
+            self._answered.append(answered)
+            left = self._lost.get(answered.verb, 0)
+            self._lost[answered.verb] = max(0, left - 1)
+            return left == 0
 
 
 class _Connection:
@@ -127,11 +138,14 @@ class _Connection:
         with contextlib.suppress(OSError):
             while data := self._server.recv(65536):
                 seen += data
-                end = 0
+                end, passes = 0, True
                 for found in _STATUS.finditer(seen):
                     if self._asked:
-                        self._gate.note(self._asked.popleft(), int(found[1]))
+                        passes = self._gate.note(self._asked.popleft(), int(found[1]))
                     end = found.end()
+                if not passes:
+                    self._client.shutdown(socket.SHUT_RDWR)
+                    break
                 seen = seen[max(end, len(seen) - _SPLIT_BYTES_MAX) :]
                 with contextlib.suppress(OSError):  # it may not wait for this answer any more
                     self._client.sendall(data)

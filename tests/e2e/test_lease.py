@@ -183,6 +183,40 @@ def test_words_that_arrive_after_the_lease_are_refused(product: Product, away: S
     assert (events_of(product, thread), product.rows("SELECT * FROM attempts WHERE run_id = %s", run_id)) == before
 
 
+WORDS = ("prepare", "manifest", "container", "activate", "admit", "settle")
+
+
+def test_a_turn_whose_every_reply_is_lost_once_moves_nothing_twice(product: Product, away: SecondHost) -> None:
+    """Each word of the worker is carried out, its answer cut, and the word said again. Proves: F-04, F-06, D-05, R-03.
+
+    Same receipts: one prompt, one native turn, one epoch, one snapshot, one end. The claim's own answer is lost as well, and
+    that of `finish`: a renewal that is refused because of it is no lost lease.
+    """
+    with stopped(product.process("host")):
+        agent = product.agent("lost-replies")
+        thread = product.conversation(agent, "lost-replies")
+        for turn in (1, 2):
+            away.gate.lose_replies(claim=1, events=1, finish=1, **dict.fromkeys(WORDS, 2 if turn == 2 else 1))
+            done = product.completed(thread, f"/say turn {turn}\n/write made.txt {turn}")
+            said = 2 if turn == 1 else 5  # in both turns together
+            verbs = [one.verb for one in away.to_jobs()]
+            # a warm turn finds its container recorded
+            assert {word: verbs.count(word) for word in WORDS} == {**dict.fromkeys(WORDS, said), "container": 2}
+            assert {one.status for one in away.to_jobs() if one.verb not in ("heartbeat", "finish")} <= {200, 204}
+            row = product.row("SELECT native_turn, state FROM memberships WHERE thread_id = %s", thread)
+            assert (row["native_turn"], row["state"]) == (turn, "idle")
+            assert (
+                product.row("SELECT epoch FROM shared_workspaces WHERE runtime_scope_id = %s", thread)["epoch"] == turn
+            )
+            assert len(product.rows("SELECT 1 FROM snapshots WHERE run_id = %s", done.run.id)) == 1
+            assert len(product.rows("SELECT 1 FROM activations WHERE run_id = %s", done.run.id)) == 1
+            kinds = [event["kind"] for event in events_of(product, thread) if str(event["run_id"]) == done.run.id]
+            assert (kinds.count("end"), kinds.count("shared_workspace_settled"), kinds[-1]) == (1, 1, "end")
+        assert len(product.ledger(agent)) == 2
+        assert [one for one in away.logged("agent_lease_lost") if one["run"] == done.run.id] == []
+        assert [attempt.attempt_no for attempt in done.run.attempts] == [1]
+
+
 def test_a_host_that_was_paused_finds_its_turn_taken_over(product: Product, away: SecondHost) -> None:
     """Case: F01. Attempt 1 is in its setup, not admitted, when its host stands still; the same message completes elsewhere.
 
