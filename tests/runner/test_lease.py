@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
 import pytest
 
@@ -85,6 +86,21 @@ def test_a_silent_turn_stays_leased_over_many_lease_periods(peers: Peers, clock:
     peers.settle_turn()
     assert silent.wait() == 0
     assert peers.of("finish")[0].body["status"] == "completed"
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(peers: Peers, clock: ManualClock, silent: Driven) -> None:
+    """Case: F12. Proves: L-08. Ten minutes on, back, and an hour that comes twice: no deadline is of the wall clock."""
+    passed = 0.0
+    for hours in (1 / 6, -1 / 6, -1, 24 * 365):
+        clock.set_wall(clock.utcnow() + timedelta(hours=hours))
+        passed += pass_time(silent, clock, peers, 60)
+    assert passed == 240
+    settled(silent, clock, peers)
+    assert len(peers.of("heartbeat")) == 8
+    assert not silent.worker.flags.lost
+    peers.always["heartbeat"] = Hangs()
+    clock.set_wall(clock.utcnow() - timedelta(days=1))
+    assert pass_time(silent, clock, peers, 200) == 120
 
 
 def test_the_fed_mark_is_one_from_before_the_renewal_was_sent(peers: Peers, clock: ManualClock, silent: Driven) -> None:

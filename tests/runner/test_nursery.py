@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import turnkeeper
 from runner.driving import FAST
 from runner.peers import Peers
 from turnkeeper.domain.settings import Limits
-from turnkeeper.kit.clock import system_clock
+from turnkeeper.kit.clock import ManualClock, system_clock
 from turnkeeper.kit.log import get_logger
 from turnkeeper.runner.launch import Child
-from turnkeeper.runner.nursery import Nursery
+from turnkeeper.runner.nursery import BACKOFF_STEPS_S, Nursery
 from turnkeeper.runner.settings import HostSettings
 
 
@@ -106,6 +107,47 @@ async def test_spares_of_another_environment_are_retired(running: Running, monke
     assert running.nursery.take() is None
     assert await waiting.wait_exit() == 0
     assert (await running.take()).fingerprint != first.fingerprint
+
+
+async def test_spares_of_another_version_are_retired(
+    running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Proves: H-06 (spares). The product was installed anew while they waited: what they have imported is not it."""
+    waiting = await running.waiting()
+    assert running.nursery.take() is waiting
+    running.taken.append(waiting)
+    next_one = await running.waiting()
+    installed = tmp_path / "__init__.py"
+    installed.write_text("# another version\n")
+    monkeypatch.setattr(turnkeeper, "__file__", str(installed))
+    assert running.nursery.take() is None
+    assert await next_one.wait_exit() == 0
+
+
+async def test_pauses_after_failed_starts_grow_and_differ(settings: HostSettings, tmp_path: Path) -> None:
+    """Proves: H-06. Step by step to a bound; hosts that failed together do not try again together."""
+    (tmp_path / "child.log").mkdir()  # no child can be created
+    clock = ManualClock()
+    pauses: list[list[float]] = []
+    for _ in range(2):
+        nursery = Nursery(settings, clock, get_logger("test"), lambda: None)
+        task = asyncio.create_task(nursery.run())
+        waited: list[float] = []
+        for _ in range(8):
+            async with asyncio.timeout(10):
+                while clock.next_deadline() is None:
+                    await system_clock.sleep(0.001)
+            waited.append((clock.next_deadline() or 0) - clock.monotonic())
+            await clock.advance_async(waited[-1])
+        assert nursery.launch_error is not None
+        assert "cannot be started" in nursery.launch_error
+        task.cancel()
+        await asyncio.wait({task})
+        pauses.append(waited)
+    for waited in pauses:
+        for pause_s, step_s in zip(waited, (*BACKOFF_STEPS_S, BACKOFF_STEPS_S[-1], BACKOFF_STEPS_S[-1]), strict=True):
+            assert 0.8 * step_s <= pause_s <= 1.2 * step_s
+    assert pauses[0] != pauses[1]
 
 
 async def test_old_spares_are_retired(settings: HostSettings) -> None:
