@@ -18,6 +18,32 @@ class Bad:
     history: History
 
 
+CLAIMED_LATE = attempt("b3", 1, 13, 262, 265, "failed")
+RECOVERING = replace(
+    changed(
+        changed(
+            changed(
+                changed(GOOD, "runs", "c1", status="recovering"),
+                "attempts",
+                "c1.1",
+                claimed_at=at(900),
+                accepted_at=at(901),
+                ended_at=at(903),
+                outcome="lease_expired",
+            ),
+            "activations",
+            "in-c1.1",
+            state="quarantined",
+            created_at=at(902),
+        ),
+        "memberships",
+        "m-child",
+        state="quarantined",
+        fence=2,
+    ),
+    timing=Timing(recovery_bound_s=5),
+)
+
 BAD = (
     Bad("prompt_reaches_the_agent_once", "its text twice", "a1", added(GOOD, "ledger", LedgerEntry("a1"))),
     Bad(
@@ -77,6 +103,17 @@ BAD = (
     ),
     Bad("lost_is_final", "a run still waits", "b4", added(GOOD, "runs", run("b4", "beta", "pending", 255))),
     Bad("lost_is_final", "a later run", "b3", changed(GOOD, "runs", "b3", created_at=at(262))),
+    Bad("lost_is_final", "a later claim", "b3.1", added(GOOD, "attempts", CLAIMED_LATE)),
+    Bad(
+        "lost_is_final",
+        "a later activation",
+        "in-b3.1",
+        added(
+            added(changed(GOOD, "memberships", "m-beta", fence=4), "attempts", CLAIMED_LATE),
+            "activations",
+            activation("b3.1", "beta", 4, "abandoned", 263.5, None, 264),
+        ),
+    ),
     Bad(
         "superseded_attempt_writes_nothing",
         "an event after the next claim",
@@ -300,6 +337,13 @@ BAD = (
     ),
     Bad(
         "nothing_stays_stuck",
+        "a closed conversation's run waits",
+        "g2",
+        added(changed(GOOD, "conversations", "gamma", state="closed"), "runs", run("g2", "gamma", "pending", 330)),
+    ),
+    Bad("nothing_stays_stuck", "recovering for ever", "c1", RECOVERING),
+    Bad(
+        "nothing_stays_stuck",
         "no verdict comes",
         "m-epsilon",
         replace(GOOD, timing=Timing(recovery_bound_s=5)),
@@ -313,3 +357,23 @@ BAD = (
     Bad("ready_run_may_start", "paused", "a3", changed(GOOD, "conversations", "alpha", queue_paused=True)),
     Bad("ready_run_may_start", "in use", "a3", changed(GOOD, "memberships", "m-alpha", state="suspended")),
 )
+
+# What more than one rule must see: each looks at it from its own side.
+SEVERAL: dict[str, tuple[set[str], History]] = {
+    "a late settlement of a superseded generation": (
+        {"superseded_attempt_writes_nothing", "generations_do_not_overlap"},
+        changed(GOOD, "activations", "in-a1.2", settled_at=at(35)),
+    ),
+    "generations in another order": (
+        {"attempts_are_numbered", "superseded_attempt_writes_nothing", "generations_do_not_overlap"},
+        changed(changed(GOOD, "attempts", "e1.1", lease_generation=8), "attempts", "e2.1", lease_generation=7),
+    ),
+    "an admission that nobody recorded": (
+        {
+            "only_admitted_prompts_reach_the_agent",
+            "unadmitted_conversation_stays_usable",
+            "delivery_follows_the_run",
+        },
+        changed(GOOD, "activations", "in-b2.1", admitted_at=None),
+    ),
+}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from history.bad_histories import BAD, Bad
+from history.bad_histories import BAD, SEVERAL, Bad
 from history.histories import GOOD
 from turnkeeper.domain.history import RULES, check
 
@@ -25,6 +25,14 @@ def test_exactly_its_rule_rejects_a_bad_history(bad: Bad) -> None:
     for finding in findings:
         assert "\n" not in str(finding)
         assert finding.subject in finding.text or "prompt" in finding.text
+
+
+@pytest.mark.parametrize("what", SEVERAL)
+def test_several_rules_see_a_history_from_their_own_sides(what: str) -> None:
+    """Those, and no other."""
+    rules, history = SEVERAL[what]
+    findings = check(history)
+    assert {finding.rule for finding in findings} == rules, [str(finding) for finding in findings]
 
 
 def test_every_rule_has_a_bad_history() -> None:

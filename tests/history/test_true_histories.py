@@ -9,7 +9,7 @@ from harness.postgres import DatabaseClock
 from services.driver import HOST, Driver
 from services.test_random_histories import Actor, World, to_rest
 from services.trees import add_child
-from turnkeeper.domain.history import Finding, check
+from turnkeeper.domain.history import Finding, check, check_succession
 from turnkeeper.domain.history.facts import LedgerEntry
 from turnkeeper.services import cleanup, conversations, hosts, reap, reconcile
 from turnkeeper.services.abandon import abandon
@@ -240,9 +240,12 @@ async def test_random_histories_at_every_moment(driver: Driver, database_clock: 
 
     async def look() -> None:
         nonlocal looks
+        before = await collect(driver.s.db, driver.s.timing)
         while not over.is_set():
             history = await collect(driver.s.db, driver.s.timing, slack_s=NEVER_LATE_S)
             assert check(history) == []
+            assert check_succession(before, history) == []
+            before = history
             looks += 1
 
     looking = asyncio.create_task(look())

@@ -1,6 +1,7 @@
 """The product's promises, held against what is recorded: pure checkers over histories (style guide, tests/history).
 
     findings = check(History(now=..., runs=..., attempts=..., ...))
+    findings = check_succession(before, after)
 
 Each rule is a function of its own with one sentence that cites its requirement; `RULES` lists them. They are used by the
 tests of crashes, where a ledger and observed processes are held against the record too, and by `turnkeeper doctor`, which
@@ -14,8 +15,9 @@ from turnkeeper.domain.history import attempts, places, prompts, records, settle
 from turnkeeper.domain.history.book import Book
 from turnkeeper.domain.history.facts import History
 from turnkeeper.domain.history.rules import REGISTERED, Finding, Rule
+from turnkeeper.domain.history.succession import SUCCESSION, check_succession
 
-__all__ = ["RULES", "Finding", "History", "Rule", "check"]
+__all__ = ["RULES", "SUCCESSION", "Finding", "History", "Rule", "check", "check_succession"]
 
 _MODULES = (prompts, writers, settlements, attempts, records, places, waiting)
 
