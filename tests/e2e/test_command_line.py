@@ -188,6 +188,25 @@ def test_what_belongs_to_somebody_else_is_not_there(product: Product, tk: Tk) ->
     assert next(one for one in product.client.agents() if one.name == "scripted")
 
 
+def test_a_host_gets_a_token_and_loses_it(tk: Tk) -> None:
+    """Shown once, listed by its id, revoked one by one and all at once."""
+    assert "local" in tk("hosts", "list").out
+    assert {one["name"] for one in parsed(tk("hosts", "list", "--json"))} == {"local"}
+    name = f"host-{new_id()}"
+    assert "has no token" in tk("hosts", "tokens", name).out
+    plain = tk("hosts", "token", name)
+    assert plain.out.startswith("tkh_")
+    made = parsed(tk("hosts", "token", name, "--json"))
+    assert made["host"] == name
+    listed = tk("hosts", "tokens", name)
+    assert made["id"] in listed.out
+    assert made["token"] not in listed.out
+    assert tk("hosts", "revoke", name, made["id"]).out == f"revoked; host {name} has 1 valid token left\n"
+    assert all(one["revoked_at"] for one in parsed(tk("hosts", "revoke", name, "--json")))
+    assert tk("hosts", "token", "a b").one_line().startswith("error: a host's name is 1 to 63 letters")
+    assert "no such host token" in tk("hosts", "revoke", name, NOBODYS).one_line()
+
+
 def test_ctrl_c_during_a_turn_cancels_it(product: Product) -> None:
     """The turn ends as cancelled, which the command shows and tells by its status."""
     env = {"TURNKEEPER_URL": product.url, "TURNKEEPER_DATA": str(product.data.root)}

@@ -316,8 +316,11 @@ def test_on_a_database_of_one_s_own_and_without_isolation(dsn: str) -> None:
 
     Proves: K-08.
     """
-    with Product(None, "--unsafe-no-isolation", database_url=dsn) as product:
+    given = {"TURNKEEPER_TREES_PER_OWNER": "3", "TURNKEEPER_ALLOWED_HOSTS": "tk.example"}
+    with Product(given, "--unsafe-no-isolation", database_url=dsn) as product:
         assert not product.data.postgres.exists()
+        control = Path(f"/proc/{product.process('control').pid}/environ").read_text().split("\0")
+        assert {f"{name}={value}" for name, value in given.items()} <= set(control)
         thread = product.conversation("scripted", "plain")
         done = product.completed(thread, "/write a.txt plain\n/run pwd")
         assert (product.workspace / "plain" / "a.txt").read_text() == "plain\n"

@@ -43,6 +43,8 @@ LINK_PATH = "/login"
 DATABASE_PAUSE_S = 2.0
 # A process that has ended so often before all were ready will not become well by a further start.
 GIVEN_UP_AFTER = 3
+# Settings of the control plane that somebody may give to `up`.
+OF_CONTROL = ("TURNKEEPER_TREES_PER_OWNER", "TURNKEEPER_ALLOWED_HOSTS")
 
 log = get_logger("main.up")
 
@@ -235,7 +237,6 @@ class _Up:
         common["TURNKEEPER_LOG_LEVEL"] = given.environment.get("TURNKEEPER_LOG_LEVEL", "info")
         common["TURNKEEPER_DATA"] = str(data.root)
         provisioner_url = ListenAddress(socket_path=data.provisioner_socket).url
-        room = given.environment.get("TURNKEEPER_TREES_PER_OWNER")
         control = ManagedProcess(
             "control",
             ("control", "--listen", f"fd:{control_socket.fileno()}"),
@@ -246,7 +247,7 @@ class _Up:
                 "TURNKEEPER_PROVISIONER_URL": provisioner_url,
                 "TURNKEEPER_PROVISIONER_TOKEN_FILE": str(data.provisioner_token),
                 "TURNKEEPER_EXPECT_HOSTS": "1",
-                **({"TURNKEEPER_TREES_PER_OWNER": room} if room else {}),
+                **{name: given.environment[name] for name in OF_CONTROL if given.environment.get(name)},
             },
             data.logs / "control.log",
             (control_socket.fileno(),),
