@@ -53,6 +53,7 @@ class Gate:
         self._lock = threading.Lock()
         self._answered: list[Answered] = []
         self._lost: dict[str, int] = {}
+        self._dropped: dict[str, int] = {}
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -78,6 +79,19 @@ class Gate:
         """Cut the connection instead of passing the next so many answers to these verbs on."""
         with self._lock:
             self._lost.update(verbs)
+
+    def drop(self, **verbs: int) -> None:
+        """Cut the connection instead of passing the next so many requests of these verbs on: they never arrive."""
+        with self._lock:
+            self._dropped.update(verbs)
+
+    def drops(self, path: bytes) -> bool:
+        """Whether this request is one of them."""
+        verb = path.partition(b"?")[0].decode().rsplit("/", 1)[-1]
+        with self._lock:
+            left = self._dropped.get(verb, 0)
+            self._dropped[verb] = max(0, left - 1)
+            return left > 0
 
     def end(self) -> None:
         """Take no further connection."""
@@ -118,7 +132,10 @@ class _Connection:
         with contextlib.suppress(OSError):
             while data := _receive(self._client):
                 self._gate.opened.wait()
-                seen = self._scan(seen + data)
+                seen, drops = self._scan(seen + data)
+                if drops:
+                    self._client.shutdown(socket.SHUT_RDWR)
+                    break
                 self._server.sendall(data)
         # The server drops a request whose client leaves; this one stays until it has said what it thinks of it.
         with contextlib.suppress(AssertionError, OSError):
@@ -126,12 +143,15 @@ class _Connection:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_WR)
 
-    def _scan(self, seen: bytes) -> bytes:
-        end = 0
+    def _scan(self, seen: bytes) -> tuple[bytes, bool]:
+        """What is to be looked at again, and whether the request is to be dropped."""
+        end, drops = 0, False
         for found in _REQUEST.finditer(seen):
-            self._asked.append(found[1])
+            drops = self._gate.drops(found[1])
+            if not drops:
+                self._asked.append(found[1])
             end = found.end()
-        return seen[max(end, len(seen) - _SPLIT_BYTES_MAX) :]
+        return seen[max(end, len(seen) - _SPLIT_BYTES_MAX) :], drops
 
     def _answers(self) -> None:
         seen = b""
