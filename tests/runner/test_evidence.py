@@ -45,6 +45,18 @@ def test_a_renewal_whose_time_is_over_is_told_as_that(peers: Peers, logged: Logg
     assert (told["operation"], told["exception"], told["http_status"]) == ("heartbeat", "TotalTimeout", None)
 
 
+def test_a_renewal_that_the_end_of_the_lease_cuts_is_no_failure_of_its_own(peers: Peers, logged: Logged) -> None:
+    """Proves: E-01, E-03. The second request is still on its way when the lease ends."""
+    peers.on_prompt = stay_silent
+    peers.lease_ttl_s = 2
+    peers.always["heartbeat"] = Trickles()
+    timing = replace(QUICK, lease_ttl_s=2, heartbeat_interval_s=0.4, heartbeat_timeout_s=1)
+    assert drive(peers, timing).wait() == 3
+    told = [event["exception"] for event in logged("agent_control_failure") if event["operation"] == "heartbeat"]
+    assert told == ["TotalTimeout"]
+    assert [event["verdict"] for event in logged("agent_lease_lost")] == ["expired"]
+
+
 def test_the_class_is_logged_also_where_nothing_can_be_reported(peers: Peers, logged: Logged) -> None:
     """Proves: F-02."""
     peers.always["ensure"] = Refuses(409, "conflict")

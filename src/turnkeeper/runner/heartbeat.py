@@ -130,6 +130,8 @@ class Heartbeats:
                 self._control = self._new_control()
 
     def _note_failure(self, error: CallError) -> None:
+        if self._lease.verdict is not None:
+            return  # the loss has cut it: that is told, and this is nothing of the control plane's
         self._failures += 1
         status = error.status if isinstance(error, ClientError) else None
         if self._failures == 1 and not self._stopping:  # once per outage (E-03)
