@@ -64,9 +64,10 @@ class Refuses(Behaviour):
 
     status: int
     code: str
+    detail: str = ""
 
     def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:  # noqa: ARG002
-        handler.send_reply(problem(self.status, self.code))
+        handler.send_reply(problem(self.status, self.code, detail=self.detail))
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,28 @@ def test_a_refused_step_ends_the_turn(peers: Peers, step: str, expected: Expecte
     assert peers.of("finish")[0].body["failure"]["http_status"] == 409
 
 
+@pytest.mark.parametrize("step", ["prepare", "manifest", "ensure", "container", "activate", "admit"])
+def test_the_reason_of_a_refusal_of_ours_is_told(peers: Peers, step: str) -> None:
+    """Proves: E-04, R-06. Code and line of the product's own problem are in the report and in the event; the log has the code."""
+    why = "no value for secret 'MY_KEY' in the secrets file"
+    with_setup(peers).always[step] = Refuses(409, "conflict", why)
+    assert run_turn(peers) == 0
+    failure = peers.of("finish")[0].body["failure"]
+    assert (failure["refusal"], failure["text"]) == ("conflict", why)
+    errors = [e["data"] for sent in peers.of("events") for e in sent.body["events"] if e["kind"] == "error"]
+    assert [(one["refusal"], one["detail"]) for one in errors] == [("conflict", why)]
+
+
+@pytest.mark.parametrize(("step", "code"), [("session", "conflict"), ("take", "boot_id"), ("ensure", "proxy says no")])
+def test_the_words_of_others_are_not_repeated(peers: Peers, step: str, code: str) -> None:
+    """Proves: E-02. What a sandbox says, and what something on the way says, stays out of the record."""
+    with_setup(peers).always[step] = Refuses(409, code, "anything at all")
+    assert run_turn(peers) == 0
+    failure = peers.of("finish")[0].body["failure"]
+    assert failure["text"] is None
+    assert failure["refusal"] == ("conflict" if code == "conflict" else None)
+
+
 @pytest.mark.parametrize("step", ["prepare", "manifest", "ensure", "container", "activate", "take", "admit", "settle"])
 @pytest.mark.parametrize("way", [Cuts(), Cuts(done=True), Refuses(503, "not_ready")])
 def test_a_step_without_an_answer_is_asked_for_again(peers: Peers, step: str, way: Behaviour) -> None:

@@ -207,6 +207,8 @@ class Conclusion:
             "delivered": failure.delivered,
             "text": sentence(failure.code),
         }
+        if failure.refusal:
+            data["refusal"] = failure.refusal
         if failure.text:
             data["detail"] = failure.text
         self._add_event(EventKind.ERROR, data)

@@ -6,10 +6,10 @@ and `LeaseLost` (nothing more may be written). `turn` catches them in one place.
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from turnkeeper.client.http import CallError, ClientError
-from turnkeeper.domain.errors import ErrorCode
+from turnkeeper.domain.errors import ErrorCode, ProblemCode
 from turnkeeper.runner.flags import Flag
 from turnkeeper.runner.heartbeat import exception_name
 from turnkeeper.wire.sandbox import AgentFailure
@@ -40,7 +40,7 @@ class Failure:
     """One failure. `stage` is one of `Stage`, or the manager's own word for where an agent failed (F07).
 
     `code` None: the turn was cancelled. No URL, token, body or exception text is in here (E-02); `text` and
-    `stderr_tail` are the agent's.
+    `stderr_tail` are the agent's, but where a `refusal` is named: then `text` is the line of that problem, which is ours.
     """
 
     code: ErrorCode
@@ -48,6 +48,7 @@ class Failure:
     delivered: Delivered = "no"
     exception: str | None = None
     http_status: int | None = None
+    refusal: str | None = None
     exit: int | None = None
     stderr_tail: str | None = None
     text: str | None = None
@@ -64,11 +65,20 @@ class Failure:
             delivered=self.delivered,
             exception=None if self.exception is None else self.exception[:200],
             http_status=self.http_status,
+            refusal=self.refusal,
             exit_code=self.exit if self.exit is not None and self.exit >= 0 else None,
             exit_signal=-self.exit if self.exit is not None and self.exit < 0 else None,
             stderr_tail=None if self.stderr_tail is None else self.stderr_tail[-65536:],
             text=None if self.text is None else self.text[:4000],
         )
+
+
+# Steps that are asked of control plane and provisioner. The others go into the sandbox, whose words are not ours to repeat.
+_ASKED_OURSELVES: Final = frozenset(
+    {Stage.PREPARE, Stage.MANIFEST, Stage.SANDBOX, Stage.CONTAINER, Stage.ACTIVATE, Stage.ADMIT}
+)
+# What answers with none of these is something else, such as a proxy on the way.
+_OUR_CODES: Final = frozenset({*ProblemCode, *ErrorCode})
 
 
 class TurnFailed(Exception):  # noqa: N818 - one of three ways for a step to end
@@ -92,9 +102,19 @@ class LeaseLost(Exception):  # noqa: N818
 
 
 def failure_of(error: CallError, code: ErrorCode, stage: Stage, delivered: Delivered = "no") -> Failure:
-    """The failure that a call ended with."""
-    status = error.status if isinstance(error, ClientError) else None
-    return Failure(code, stage.value, delivered, exception=exception_name(error), http_status=status)
+    """The failure that a call ended with, and why, where a problem of our own said so."""
+    if not isinstance(error, ClientError):
+        return Failure(code, stage.value, delivered, exception=exception_name(error))
+    refusal = error.code if error.code in _OUR_CODES else None
+    return Failure(
+        code,
+        stage.value,
+        delivered,
+        exception=exception_name(error),
+        http_status=error.status,
+        refusal=refusal,
+        text=(error.detail or None) if refusal is not None and stage in _ASKED_OURSELVES else None,
+    )
 
 
 def failure_of_agent(failure: AgentFailure, delivered: Delivered) -> Failure:

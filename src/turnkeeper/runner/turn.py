@@ -132,4 +132,5 @@ class Turn:
             delivered=failure.delivered,
             exception_class=failure.exception,
             http_status=failure.http_status,
+            refusal=failure.refusal,
         )

@@ -119,6 +119,6 @@ async def _add_error(tx: Tx, closing: Closing, run: RunRow, code: ErrorCode, det
     # The worker reports the error by itself where it can (F-01); this is for a report that never came.
     if await events.has_kind(tx, run.id, EventKind.ERROR):
         return
-    known = {key: detail[key] for key in ("stage", "delivered") if detail and detail.get(key) is not None}
+    known = {key: detail[key] for key in ("stage", "delivered", "refusal") if detail and detail.get(key) is not None}
     data = {"code": code.value, "text": sentence(code, closing.owner.tongue), **known}
     closing.outbox.add(run.thread_id, NewEvent(run.id, EventKind.ERROR, data))

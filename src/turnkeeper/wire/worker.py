@@ -226,13 +226,18 @@ class EventBatchAnswer(Answer):
 
 
 class FailureReport(Request):
-    """What the worker knows about a failure; no URL, token, body or exception text (E-02)."""
+    """What the worker knows about a failure; no URL, token, body or exception text (E-02).
+
+    `refusal` is the stable code of the problem with which the product's own control plane or provisioner refused a step;
+    `text` is then that problem's one line.
+    """
 
     code: str = Field(max_length=100)
     stage: str = Field(max_length=100)
     delivered: Literal["no", "yes", "unknown"]
     exception: str | None = Field(default=None, max_length=200)
     http_status: int | None = None
+    refusal: str | None = Field(default=None, max_length=100)
     exit_code: int | None = None
     exit_signal: int | None = None
     stderr_tail: str | None = Field(default=None, max_length=65536)
