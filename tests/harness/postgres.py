@@ -1,7 +1,8 @@
 """A real PostgreSQL for tests: one server per session, one database per test, copied from a template.
 
 The server is the embedded one, in a directory of its own, with its durable settings (D-04 is checked at every open).
-`TEST_DATABASE_URL` names another server instead; its user must be allowed to create databases.
+`TEST_DATABASE_URL` names another server instead; its user must be allowed to create databases. What a session that was killed
+left there, on either, is removed by the next one.
 """
 
 import contextlib
@@ -34,6 +35,8 @@ _USED_DATABASES = 10
 _SUPPLY_S = 45.0
 _MEMORY_BYTES_MIN = 2 << 30
 _PREFIX = "tk-test-"
+_NEW_PREFIX = ".tk-new-"
+_DATABASES = "tk_test"
 _ALIVE = ".alive.lock"
 # Durable, but without what only a busy or a replicated server needs.
 FAST_SETTINGS = {
@@ -54,15 +57,20 @@ RawSession = psycopg.AsyncConnection[Any]
 
 @dataclass
 class PostgresServer:
-    """A server that tests may create databases on. `url` reaches its maintenance database, `template` is migrated."""
+    """A server that tests may create databases on. `url` reaches its maintenance database; every name begins with `prefix`."""
 
     url: str
-    template: str
+    prefix: str
     keep: int = 0  # how many used databases may lie there before they are dropped
     _spare: "queue.Queue[str | None]" = field(default_factory=lambda: queue.Queue(_SPARE_DATABASES))
     _used: "queue.Queue[str]" = field(default_factory=queue.Queue[str])
     _workers: list[threading.Thread] = field(default_factory=list[threading.Thread])
     _closing: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def template(self) -> str:
+        """The database that is migrated."""
+        return f"{self.prefix}_template"
 
     def create_database(self, *, empty: bool = False) -> str:
         """A database of its own, migrated unless `empty`; its connection string."""
@@ -82,18 +90,17 @@ class PostgresServer:
         self._used.put(dsn)
 
     def close(self, *, drop: bool) -> None:
-        """End the workers; `drop` what is left where the server itself stays."""
+        """End the workers, and `drop` every database where the server itself stays."""
         self._closing.set()
         for worker in self._workers:
             while worker.is_alive():
                 with contextlib.suppress(queue.Empty):  # makes room, so that the maker sees that we close
-                    self._used.put(self._spare.get_nowait() or "")
+                    self._spare.get_nowait()
                 worker.join(0.02)
-        while drop:
-            try:
-                self._drop((self._spare if self._spare.qsize() else self._used).get_nowait() or "")
-            except queue.Empty:
-                break
+        if drop:
+            # By their names, not by what we know of: a copy or a drop may have failed half-way.
+            with psycopg.connect(self.url, autocommit=True) as connection:
+                drop_databases(connection, self.prefix)
 
     def _make(self) -> None:
         while not self._closing.is_set():
@@ -112,7 +119,7 @@ class PostgresServer:
                         self._drop(self._used.get_nowait())
 
     def _copy(self, template: str) -> str:
-        name = f"test_{secrets.token_hex(6)}"
+        name = f"{self.prefix}_{secrets.token_hex(6)}"
         statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY wal_log").format(
             sql.Identifier(name), sql.Identifier(template)
         )
@@ -121,28 +128,30 @@ class PostgresServer:
         return make_conninfo(self.url, dbname=name)
 
     def _drop(self, dsn: str) -> None:
-        if dsn:
-            name = str(conninfo_to_dict(dsn)["dbname"])
-            with psycopg.connect(self.url, autocommit=True) as connection:
-                connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            drop_databases(connection, str(conninfo_to_dict(dsn)["dbname"]))
 
 
 @contextlib.contextmanager
 def postgres_server() -> Generator[PostgresServer]:
     """The server of a test session, with its migrated template."""
+    session = secrets.token_hex(6)
     given = os.environ.get("TEST_DATABASE_URL")
     if given:
-        server = PostgresServer(given, f"tk_template_{secrets.token_hex(6)}")
-        try:
-            yield _with_template(server)
-        finally:
-            server.give_back(make_conninfo(given, dbname=server.template))
-            server.close(drop=True)
+        server = PostgresServer(given, f"{_DATABASES}_{session}")
+        with psycopg.connect(given, autocommit=True) as connection:
+            # Held as long as this session lives, so that others see whose databases these are.
+            connection.execute("SELECT pg_advisory_lock(hashtext(%s))", (session,))
+            sweep_databases(connection)
+            try:
+                yield _with_template(server)
+            finally:
+                server.close(drop=True)
         return
     with private_directory() as directory:
         embedded = embedded_at(directory)
         embedded.start_blocking()
-        server = PostgresServer(embedded.url("postgres"), "tk_template", keep=_USED_DATABASES)
+        server = PostgresServer(embedded.url("postgres"), f"{_DATABASES}_{session}", keep=_USED_DATABASES)
         try:
             yield _with_template(server)
         finally:
@@ -154,9 +163,11 @@ def postgres_server() -> Generator[PostgresServer]:
 def private_directory() -> Generator[Path]:
     """A directory with a short name (sockets), removed at the end. A lock in it says that its test session lives."""
     sweep()
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_ground()))
-    with (directory / _ALIVE).open("wb") as alive:
+    # It gets the name that a sweep looks for when its lock is held: another session's may come at any moment.
+    made = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX, dir=_ground()))
+    with (made / _ALIVE).open("wb") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
+        directory = made.rename(made.with_name(_PREFIX + made.name.removeprefix(_NEW_PREFIX)))
         try:
             yield directory
         finally:
@@ -193,6 +204,32 @@ def sweep() -> None:
             if directory.lstat().st_uid == os.geteuid() and not _is_locked(directory / _ALIVE):
                 end_processes_in(directory)
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def sweep_databases(connection: psycopg.Connection[Any]) -> None:
+    """Drop the databases of test sessions that were killed: nobody holds their lock."""
+    found = connection.execute(
+        "SELECT datname FROM pg_database WHERE datname LIKE %s", (rf"{_DATABASES}\_%",)
+    ).fetchall()
+    for session in {name.removeprefix(f"{_DATABASES}_").partition("_")[0] for (name,) in found}:
+        row = connection.execute("SELECT pg_try_advisory_lock(hashtext(%s))", (session,)).fetchone()
+        if row is not None and row[0]:
+            drop_databases(connection, f"{_DATABASES}_{session}")
+            connection.execute("SELECT pg_advisory_unlock(hashtext(%s))", (session,))
+
+
+def drop_databases(connection: psycopg.Connection[Any], prefix: str) -> None:
+    """Drop every database whose name begins so, whoever is still connected. Each is tried; the first failure is raised."""
+    failures: list[psycopg.Error] = []
+    for (name,) in connection.execute(
+        "SELECT datname FROM pg_database WHERE starts_with(datname, %s)", (prefix,)
+    ).fetchall():
+        try:
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        except psycopg.Error as failure:
+            failures.append(failure)
+    if failures:
+        raise failures[0]
 
 
 def end_processes_in(directory: Path) -> None:
