@@ -176,3 +176,17 @@ def test_one_whose_supervisor_is_gone_already_does_not_start(tmp_path: Path) -> 
     assert done.returncode == 1
     assert f"({gone.pid}) is gone" in done.stderr
     assert os.environ.get(PARENT_ENV) is None
+
+
+async def test_a_start_that_fails_is_tried_again(standin: dict[str, str], tmp_path: Path) -> None:
+    """Its log cannot be opened for now (a full disk, no descriptor): that may pass, and nobody else would start it."""
+    process = managed(tmp_path, standin)
+    process.log_file.mkdir()
+    task = asyncio.create_task(process.run())
+    await asyncio.to_thread(wait_until, lambda: process.ended >= 2, "it could not be started")
+    assert not task.done()
+    process.log_file.rmdir()
+    await wait_started(tmp_path, 1)
+    await asyncio.to_thread(wait_until, lambda: process.pid in started(tmp_path), "it runs")
+    await process.stop()
+    await asyncio.wait_for(task, 10)

@@ -1,5 +1,6 @@
 """Process logs: events with fields, and nothing secret in them."""
 
+import contextlib
 import io
 import json
 import subprocess
@@ -234,3 +235,16 @@ def test_importing_is_cheap_and_rich_is_left_alone() -> None:
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["e", "f"]
     assert done.stdout == ""
+
+
+def test_a_full_disk_loses_events_and_ends_nothing() -> None:
+    """Whoever tells of something must not fail by telling it; what comes after there is room again is written."""
+    with Path("/dev/full").open("w", buffering=1) as full:
+        configure("test", "info", stream=full)
+        try:
+            for number in range(2000):
+                get_logger("x").info("happened", number=number, text="x" * 100)
+        finally:
+            configure("test", "error")
+        with contextlib.suppress(OSError):
+            full.close()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import psycopg
@@ -11,7 +12,7 @@ import pytest
 
 from harness.embedded import run, supervised
 from harness.postgres import FAST_SETTINGS, embedded_at, throw_away, wait_until
-from turnkeeper.kit.procs import descendants, identify, is_alive, kill
+from turnkeeper.kit.procs import ProcessId, descendants, identify, is_alive, kill
 from turnkeeper.store.embedded import EmbeddedPostgres
 from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable
 
@@ -197,3 +198,44 @@ async def test_a_stop_ends_a_start_that_is_under_way(ready: Path) -> None:
         kill(survivor, signal.SIGCONT)
     holder.start_blocking()  # whether or not the start had found the survivor by then, the directory is left usable
     throw_away(holder)
+
+
+async def test_a_server_that_waits_for_a_dead_recovery_is_ended(ready: Path) -> None:
+    """A backend is killed, then the process that recovers from that: the postmaster lives on and serves nobody (18.4)."""
+    server = EmbeddedPostgres(
+        ready / "postgres", ready / "s", ready / "postgres.log", settings=FAST_SETTINGS, look_s=0.1, silent_s=0.5
+    )
+    url = await server.start()
+    try:
+        postmaster = server.postmaster
+        assert postmaster is not None
+        ending = asyncio.create_task(server.wait_ended())
+
+        def below(word: bytes) -> list[ProcessId]:
+            return [one for one in descendants(postmaster.pid) if word in _words(one)]
+
+        for _ in range(20):  # the recovery of an empty database is short: now and then it is over before it is killed
+            with contextlib.suppress(psycopg.OperationalError), psycopg.connect(url) as connection:
+                backend = identify(connection.info.backend_pid)
+                assert backend is not None
+                kill(backend, signal.SIGKILL)
+            end = time.monotonic() + 2
+            while not (found := below(b"startup")) and time.monotonic() < end and not ending.done():
+                await asyncio.sleep(0.001)
+            for one in found:
+                kill(one, signal.SIGKILL)
+            done, _ = await asyncio.wait({ending}, timeout=3)
+            if done:
+                break
+        await asyncio.wait_for(ending, 20)
+        assert not is_alive(postmaster)
+        assert await server.start() == url
+        assert run(url, "SELECT 1") == [(1,)]
+    finally:
+        await asyncio.to_thread(throw_away, server)
+
+
+def _words(process: ProcessId) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    return b""

@@ -209,7 +209,11 @@ def _plain(value: object) -> str:
 
 
 class _Lines:
-    """One write per event, so that lines of several processes on one stderr do not mix; a broken pipe is no failure."""
+    """One write per event, so that lines of several processes on one stderr do not mix.
+
+    That it cannot be written is no failure: a disk that is full of logs must not end the process that tells of something,
+    nor the turn that it is about. What does not fit is lost.
+    """
 
     def __init__(self, target: TextIO | None) -> None:
         self._given = target
@@ -221,13 +225,13 @@ class _Lines:
     def write(self, text: str) -> int:
         try:
             return self._target.write(text)
-        except (BrokenPipeError, ValueError):  # the reader is gone, or the file was closed at the interpreter's end
+        except (OSError, ValueError):  # a full disk, a reader that is gone, or a file closed at the interpreter's end
             return 0
 
     def flush(self) -> None:
         try:
             self._target.flush()
-        except (BrokenPipeError, ValueError):
+        except (OSError, ValueError):
             return
 
 

@@ -55,11 +55,12 @@ class ManagedProcess:
         """Start it, and start it again whenever it ends, until `stop`."""
         while not self._stopping:
             started = system_clock.monotonic()
-            await self._start()
-            process = self._process
-            if process is None:
-                return
-            status = await process.wait()
+            status: int | str
+            try:
+                process = await self._start()
+                status = await process.wait()
+            except OSError as error:  # no descriptor, no process, no room on the disk: it may pass
+                status = type(error).__name__
             if self._stopping:
                 return
             self.ended = 0 if system_clock.monotonic() - started >= WELL_AFTER_S else self.ended + 1
@@ -100,10 +101,10 @@ class ManagedProcess:
             lines = []
         return lines[-1].removeprefix("error: ") if lines else "it has written nothing"
 
-    async def _start(self) -> None:
+    async def _start(self) -> asyncio.subprocess.Process:
         environment = {**self.environment, PARENT_ENV: str(os.getpid())}
         with self._open_log() as out:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *failpoint.interpreter_options(),
                 "-m",
@@ -116,9 +117,11 @@ class ManagedProcess:
                 pass_fds=tuple(self.pass_fds),
                 start_new_session=True,  # Ctrl-C in a terminal reaches `up` alone, which stops them in order
             )
+        return process
 
     def _open_log(self) -> IO[bytes]:
         with contextlib.suppress(OSError):
+            self.log_file.parent.mkdir(mode=0o700, exist_ok=True)
             if self.log_file.stat().st_size > LOG_BYTES_MAX:
                 self.log_file.replace(self.log_file.with_suffix(".log.1"))
         return os.fdopen(os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")

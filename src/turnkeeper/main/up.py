@@ -13,9 +13,10 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -165,6 +166,7 @@ class _Up:
         self.settings = settings
         self.data = data
         self.stop = stop
+        self._keeping: asyncio.Task[None] | None = None
 
     async def run(self, on_ready: OnReady) -> int:
         if not self.settings.unsafe_no_isolation:
@@ -187,7 +189,7 @@ class _Up:
             return
         postgres = EmbeddedPostgres(self.data.postgres, self.data.postgres_sockets, self.data.logs / "postgres.log")
         dsn = await postgres.start()
-        keeping = asyncio.create_task(self._keep(postgres), name="postgres")
+        self._keeping = keeping = asyncio.create_task(self._keep(postgres), name="postgres")
         try:
             yield dsn
         finally:
@@ -198,12 +200,15 @@ class _Up:
     async def _keep(self, postgres: EmbeddedPostgres) -> None:
         """Start the server again when it has ended; the others wait for it as they do for any database."""
         while True:
-            await postgres.wait_ended()
-            log.warning("process_ended", process="postgres")
             try:
+                await postgres.wait_ended()
+                log.warning("process_ended", process="postgres")
                 await postgres.start()
             except DatabaseError as error:
                 log.warning("postgres_not_started", why=str(error))
+                await system_clock.sleep(DATABASE_PAUSE_S)
+            except OSError as error:  # no room on the disk, for one: it may pass
+                log.warning("postgres_not_started", why=os.strerror(error.errno or 0))
                 await system_clock.sleep(DATABASE_PAUSE_S)
 
     async def _bootstrap(self, dsn: str) -> dict[str, str]:
@@ -285,12 +290,13 @@ class _Up:
         self, processes: list[ManagedProcess], url: str, made: dict[str, str], on_ready: OnReady
     ) -> int:
         tasks = [asyncio.create_task(process.run(), name=process.name) for process in processes]
+        keeping = tasks if self._keeping is None else [*tasks, self._keeping]
         try:
             await self._wait_ready(processes, url)
             pids = {process.name: process.pid for process in processes}
             link = f"{url}{LINK_PATH}?token={made['link_secret']}"
             running = Running(url, link, self.data, made["uid"], pids)
-            await self._until_stopped(on_ready(running))
+            await self._until_stopped(on_ready(running), keeping)
             return 0
         finally:
             await self._stop_all(processes)
@@ -302,16 +308,17 @@ class _Up:
                     log.warning("sandbox_not_ended", why=line)
                     click.echo(f"error: {line}", err=True)
 
-    async def _until_stopped(self, work: Awaitable[None] | None) -> None:
-        """Until somebody asks to stop; what `work` raises ends it too."""
+    async def _until_stopped(self, work: Awaitable[None] | None, keeping: "Sequence[asyncio.Task[None]]") -> None:
+        """Until somebody asks to stop. What `work` or a task that keeps something running raises ends it too: a part that
+        nobody would start again must not go unnoticed."""
         stopping = asyncio.create_task(self.stop.wait_async(), name="stop")
         working = set[asyncio.Future[None]]() if work is None else {asyncio.ensure_future(work)}
+        waiting: set[asyncio.Future[Any]] = {stopping, *working, *keeping}
         try:
-            await asyncio.wait({stopping, *working}, return_when=asyncio.FIRST_COMPLETED)
-            for done in working:
-                if done.done():
-                    done.result()
-            await stopping
+            while not stopping.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    one.result()
         finally:
             for task in (stopping, *working):
                 task.cancel()

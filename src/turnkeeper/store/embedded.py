@@ -30,12 +30,12 @@ from urllib.parse import quote
 from turnkeeper.kit.clock import Clock, system_clock
 from turnkeeper.kit.files import write_atomic
 from turnkeeper.kit.log import get_logger
-from turnkeeper.kit.procs import ProcessId, identify, is_alive, kill, wait_gone
+from turnkeeper.kit.procs import ProcessId, descendants, identify, is_alive, kill, wait_gone
 from turnkeeper.kit.sockets import ADDRESS_BYTES_MAX
 from turnkeeper.kit.stop import Deadline
 from turnkeeper.store import pginstall
 from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable
-from turnkeeper.store.greeting import NO_SUCH_DATABASE, NotServed, Served, greet
+from turnkeeper.store.greeting import CANNOT_CONNECT_NOW, NO_SUCH_DATABASE, NotServed, Served, greet
 from turnkeeper.store.pginstall import DATABASE_USER, Installation
 
 T = TypeVar("T")
@@ -98,7 +98,8 @@ class EmbeddedPostgres:
     """One embedded server.
 
     `data_dir` is PGDATA, `socket_dir` a directory for the socket, `log_file` the server's log; their parents are created
-    with mode 0700. `settings` are added to, or replace, our own. Errors of `start` are `DatabaseRefused` and
+    with mode 0700. `settings` are added to, or replace, our own. `look_s`: how often `wait_ended` looks whether it serves;
+    `silent_s`: how long it may not. Errors of `start` are `DatabaseRefused` and
     `DatabaseUnavailable`, one line each.
     """
 
@@ -111,6 +112,8 @@ class EmbeddedPostgres:
         settings: Mapping[str, str] | None = None,
         start_timeout_s: float = 120.0,
         stop_timeout_s: float = 30.0,
+        look_s: float = 5.0,
+        silent_s: float = 30.0,
         clock: Clock = system_clock,
     ) -> None:
         self._data_dir = Path(os.path.abspath(data_dir))  # noqa: PTH100 - resolve() would follow links in a name that is ours to keep
@@ -120,6 +123,8 @@ class EmbeddedPostgres:
         self._settings = {**_SETTINGS, **(settings or {})}
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
+        self._look_s = look_s
+        self._silent_s = silent_s
         self._clock = clock
         self._busy = threading.Lock()
         self._stop_asked = threading.Event()
@@ -138,9 +143,33 @@ class EmbeddedPostgres:
         await asyncio.to_thread(self.stop_blocking)
 
     async def wait_ended(self) -> None:
-        """Return when the server has ended, for whoever wants to start it again."""
+        """Return when the server has ended, for whoever wants to start it again.
+
+        One that lives and serves nobody any more is ended here. `DatabaseUnavailable` where that cannot be done.
+        """
+        silent_since: float | None = None
+        look_at = self._clock.monotonic() + self._look_s
         while self.alive:
             await self._clock.sleep(0.2)
+            now = self._clock.monotonic()
+            if now < look_at:
+                continue
+            if await asyncio.to_thread(self._may_serve):
+                silent_since = None
+            elif silent_since is None:
+                silent_since = now
+            elif now - silent_since >= self._silent_s and self._postmaster is not None:
+                _log.error("postgres_serves_nobody", pid=self._postmaster.pid, silent_s=round(now - silent_since))
+                await asyncio.to_thread(self._end, self._postmaster)
+            look_at = self._clock.monotonic() + self._look_s
+
+    def _may_serve(self) -> bool:
+        """Whether it answers, or is on the way to it. After a crash it may recover for long, by a process of its own; should
+        that be killed too, the postmaster waits for it for ever (seen with 18.4)."""
+        found = self._greet("postgres")
+        if not isinstance(found, NotServed) or found.sqlstate != CANNOT_CONNECT_NOW:
+            return found is not None
+        return self._postmaster is not None and any(map(_recovers, descendants(self._postmaster.pid)))
 
     @property
     def postmaster(self) -> ProcessId | None:
@@ -430,6 +459,13 @@ class EmbeddedPostgres:
     def _refuse_if_stopped(self) -> None:
         if self._stop_asked.is_set():
             raise DatabaseUnavailable("the embedded PostgreSQL was stopped while it started")
+
+
+def _recovers(process: ProcessId) -> bool:
+    """Whether it is the process by which a server recovers from a crash: its title says so."""
+    with contextlib.suppress(OSError):
+        return b"startup" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    return False
 
 
 def _try_lock(path: Path) -> int | None:

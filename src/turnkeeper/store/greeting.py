@@ -14,6 +14,7 @@ from typing import Final
 from turnkeeper.kit.sockets import connect_unix, peer_credentials
 
 NO_SUCH_DATABASE: Final = "3D000"
+CANNOT_CONNECT_NOW: Final = "57P03"
 _PROTOCOL: Final = 0x00030000
 _MESSAGE_BYTES_MAX: Final = 64 << 10
 _MESSAGES_MAX: Final = 200
