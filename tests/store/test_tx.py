@@ -433,3 +433,16 @@ async def test_a_cancelled_caller_leaves_no_transaction_behind(dsn: str, session
         await session.execute("SET lock_timeout = '15s'")  # a cancel is asked for by a connection of its own
         await session.execute("UPDATE numbers SET value = 5 WHERE id = 1")
         assert await _value(database) == 5
+
+
+async def test_a_connection_that_is_closed_before_its_commit_is_no_success(database: Database) -> None:
+    """psycopg leaves the block of a closed connection without a word; nothing was committed, and nobody may think so."""
+
+    async def work(tx: Tx) -> None:
+        await tx.execute("CREATE TABLE never (n integer)")
+        await tx._open().close()  # pyright: ignore[reportPrivateUsage]
+
+    with pytest.raises(DatabaseUnavailable) as caught:
+        await database.run("closing", work)
+    assert caught.value.outcome_unknown
+    assert await database.read("look", lambda r: r.fetch_value("SELECT to_regclass('never')")) is None

@@ -8,6 +8,8 @@ rule *lock, then look* (see `locks.py`).
 
 import contextlib
 import inspect
+import os
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, TypeVar, cast, overload
@@ -197,6 +199,12 @@ async def _begun(connection: Connection) -> AsyncGenerator[None]:
         raise
 
 
+def _cut(connection: Connection) -> None:
+    """What a network does to a connection: the next word on it fails."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
 class Database:
     """The pool and the rules of using it. `place` names host and database for messages, without secrets."""
 
@@ -302,10 +310,11 @@ class Database:
                     tx.close()
                     committing = True
                     if point is not None and failpoint.before(point):
-                        await connection.close()
+                        _cut(connection)
                 if point is not None and failpoint.after(point):
                     await connection.close()
-                    raise psycopg.OperationalError("dropped by a failpoint")
+                if connection.closed:  # leaving the block of a closed connection says nothing, and commits nothing
+                    raise psycopg.OperationalError("closed around COMMIT")
             except psycopg.OperationalError:
                 if committing and connection.closed:
                     line = f"{name}: connection lost during COMMIT ({self.place}); it may have been committed"
