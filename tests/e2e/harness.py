@@ -432,10 +432,14 @@ def _connect(dsn: str) -> psycopg.Connection[dict[str, Any]]:
 
 
 def _words(pid: int) -> list[str]:
+    """A process's command without the interpreter's `-X` options, which a drill adds."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return []
+    while words[1:2] == ["-X"]:
+        del words[1:3]
+    return words
 
 
 def wait_none_left(data: Path, timeout_s: float = 15.0) -> list[ProcessId]:

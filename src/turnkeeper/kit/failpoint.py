@@ -6,6 +6,7 @@ text file that grows while the drill runs, one fact a line:
     arm ID POINT PHASE MODE TIMES     written by the drill; MODE is raise, drop, kill or pause, TIMES is once or always
     disarm ID                         written by the drill
     go ID                             written by the drill: a paused pid 1 may go on
+    forget                            written by the drill: what was reached is noted again
     reached POINT PHASE               written by a process, the first time that it comes there
     hit ID PID                        written by a process that is about to fail as ID says
 
@@ -228,6 +229,8 @@ class Plan:
                 self._arms = {place: arm for place, arm in self._arms.items() if arm.id != name}
             case ["hit", name, _]:
                 self._hits.add(name)
+            case ["forget"]:
+                self._reached.clear()
             case ["go", name]:
                 self._gone_on.add(name)
             case _:
