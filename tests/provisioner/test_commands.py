@@ -15,6 +15,7 @@ from turnkeeper.wire.provisioner import CommandAnswer, CommandQuestion
 def test_what_a_sandbox_finds() -> None:
     """A name on the sandbox's PATH, and the interpreter of the product, whose prefix is bound."""
     assert missing("sh", (), isolated=True) is None
+    assert missing("/bin/sh", (), isolated=True) is None, "a link into /usr, or bound by itself"
     assert missing(sys.executable, (), isolated=True) is None
     assert missing("turnkeeper-scripted-agent", (), isolated=True) is None
 
@@ -39,6 +40,12 @@ async def test_asked_over_http(served: Served, signing: Signing) -> None:
     async with served.client() as http:
         answer = await http.call("POST", "/v1/commands/check", CommandAnswer, body=question)
         assert answer.missing == "no-such-agent is not installed on this machine"
+        assert answer.secrets is None
+        asked = CommandQuestion(command="sh", secrets=("NO_SUCH_KEY",))
+        answer = await http.call("POST", "/v1/commands/check", CommandAnswer, body=asked)
+        assert answer.missing is None
+        assert answer.secrets is not None
+        assert "no value for secret 'NO_SUCH_KEY'" in answer.secrets
     async with served.client(signing.token(new_id(), new_id())) as http:
         with pytest.raises(ClientError) as caught:
             await http.call("POST", "/v1/commands/check", CommandAnswer, body=question)

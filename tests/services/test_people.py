@@ -1,6 +1,7 @@
 """Owners, keys, browser sessions, agents, hosts, readiness and numbers."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.postgres import DatabaseClock, Sessions
@@ -10,6 +11,7 @@ from turnkeeper.kit.ids import digest, new_id, new_secret
 from turnkeeper.services import agents, auth, bootstrap, host_tokens, hosts, keys, metrics, readiness, sessions, users
 from turnkeeper.services.answers import Conflict, Invalid, Mismatch, NotFound
 from turnkeeper.services.auth import NoSuchJob, OtherJob, UnknownToken, Worker
+from turnkeeper.services.context import Lacks
 from turnkeeper.services.idempotency import request_key
 from turnkeeper.store.attempts import TokenOwner
 from turnkeeper.wire.public import Agent, CreatedHostToken, CreatedKey, HostToken, Key, Me, MePatch, NewKey, NewUser
@@ -184,10 +186,11 @@ async def test_agents(driver: Driver) -> None:
 
 async def test_an_agent_whose_command_is_missing_says_how_to_install_it(driver: Driver) -> None:
     class Missing:
-        async def missing(self, command: object, programs: object) -> str | None:  # noqa: ARG002
-            return "the command helper is not there"
+        async def missing(self, command: object, programs: object, secrets: Sequence[str]) -> Lacks:  # noqa: ARG002
+            return Lacks(program=gone, secrets="no value for secret 'KEY'" if secrets else None)
 
-    definition = {"name": "helper", "command": ["helper"], "install_hint": "pip install helper"}
+    gone: str | None = "the command helper is not there"
+    definition: dict[str, object] = {"name": "helper", "command": ["helper"], "install_hint": "pip install helper"}
     s = replace(driver.s, commands=Missing())
     made = wanted(await agents.put_agent(s, "helper", definition), Agent)
     assert (made.available, made.unavailable, made.install) == (
@@ -195,6 +198,10 @@ async def test_an_agent_whose_command_is_missing_says_how_to_install_it(driver: 
         "the command helper is not there",
         "pip install helper",
     )
+    gone = None
+    secret = wanted(await agents.put_agent(s, "helper", {**definition, "secrets": ["KEY"]}), Agent)
+    assert (secret.available, secret.unavailable, secret.install) == (False, "no value for secret 'KEY'", None)
+    assert wanted(await agents.put_agent(s, "helper", definition), Agent).available
 
 
 async def test_servers(driver: Driver) -> None:

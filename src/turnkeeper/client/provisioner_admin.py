@@ -30,8 +30,9 @@ class ProvisionerAdmin:
             timeout_s=timeout_s,
         )
 
-    async def missing(self, command: str, programs: Sequence[str], *, timeout_s: float) -> str | None:
-        """What an agent's command lacks at the provisioner, in one line; None where nothing does."""
-        question = CommandQuestion(command=command, programs=tuple(programs))
-        answer = await self.http.call("POST", "/v1/commands/check", CommandAnswer, body=question, timeout_s=timeout_s)
-        return answer.missing
+    async def missing(
+        self, command: str, programs: Sequence[str], secrets: Sequence[str], *, timeout_s: float
+    ) -> CommandAnswer:
+        """What an agent lacks at the provisioner."""
+        question = CommandQuestion(command=command, programs=tuple(programs), secrets=tuple(secrets))
+        return await self.http.call("POST", "/v1/commands/check", CommandAnswer, body=question, timeout_s=timeout_s)

@@ -6,10 +6,10 @@ from turnkeeper.client.http import CallError, ClientError
 from turnkeeper.client.provisioner_admin import ProvisionerAdmin
 from turnkeeper.domain.settings import SandboxTiming
 from turnkeeper.kit.clock import Clock, system_clock
-from turnkeeper.services.context import Deleted, NotDeleted
+from turnkeeper.services.context import Deleted, Lacks, NotDeleted
 
 CHECK_S = 2.0
-CHECKED_FOR_S = 10.0
+CHECKED_FOR_S = 3.0
 CHECKS_MAX = 1000
 
 
@@ -34,24 +34,25 @@ class ProvisionerDeleter:
 
 
 class ProvisionerCommands:
-    """`services.context.CommandCheck` over HTTP. An answer is good for ten seconds: a list of agents asks for each."""
+    """`services.context.CommandCheck` over HTTP. An answer is good for three seconds: a list of agents asks for each."""
 
     def __init__(self, client: ProvisionerAdmin, clock: Clock = system_clock) -> None:
         self._client = client
         self._clock = clock
-        self._known: dict[tuple[str, tuple[str, ...]], tuple[float, str | None]] = {}
+        self._known: dict[tuple[str, tuple[str, ...], tuple[str, ...]], tuple[float, Lacks]] = {}
 
-    async def missing(self, command: Sequence[str], programs: Sequence[str]) -> str | None:
-        """What is missing; None where nothing is, and where the provisioner does not answer."""
-        question = (command[0], tuple(programs))
+    async def missing(self, command: Sequence[str], programs: Sequence[str], secrets: Sequence[str]) -> Lacks:
+        """What is missing; nothing where the provisioner does not answer."""
+        question = (command[0], tuple(programs), tuple(secrets))
         now = self._clock.monotonic()
         known = self._known.get(question)
         if known is not None and now - known[0] < CHECKED_FOR_S:
             return known[1]
         try:
-            answer = await self._client.missing(*question, timeout_s=CHECK_S)
+            said = await self._client.missing(*question, timeout_s=CHECK_S)
         except CallError:
-            return None
+            return Lacks()
+        answer = Lacks(program=said.missing, secrets=said.secrets)
         if len(self._known) >= CHECKS_MAX:
             self._known.clear()
         self._known[question] = (now, answer)

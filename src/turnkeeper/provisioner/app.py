@@ -141,7 +141,8 @@ class _Api:
         _allow_administrator(caller)
         body = await _body(request, CommandQuestion)
         missing = await asyncio.to_thread(self._service.backend.missing, body.command, body.programs)
-        return _answer(CommandAnswer(missing=missing))
+        secrets = await asyncio.to_thread(self._service.without_value, body.secrets)
+        return _answer(CommandAnswer(missing=missing, secrets=secrets))
 
     async def snapshot(self, request: Request, caller: Caller) -> Response:
         name = _name(request)

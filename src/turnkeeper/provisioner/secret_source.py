@@ -33,6 +33,14 @@ class SecretSource:
         if self._file is not None:
             _parse(self._file)
 
+    def missing(self, names: Iterable[str]) -> str | None:
+        """One line saying which of them has no value, or why none can be read; None where all have one."""
+        try:
+            self.values(names)
+        except SecretsUnavailableError as error:
+            return str(error)
+        return None
+
     def values(self, names: Iterable[str]) -> dict[str, str]:
         """The value of each name; `SecretsUnavailableError` names those that have none."""
         wanted = list(dict.fromkeys(names))

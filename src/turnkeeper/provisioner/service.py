@@ -6,6 +6,7 @@ that cannot be shown it is remembered as half made, and the next request ends it
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -117,6 +118,10 @@ class Service:
             return Refused(ProblemCode.UPSTREAM_UNAVAILABLE, str(error))
         except LockTimeoutError as error:
             return Refused(ProblemCode.TIMEOUT, str(error))
+
+    def without_value(self, names: Iterable[str]) -> str | None:
+        """One line saying which secret has no value; None where all have one. Reads a file."""
+        return self._secrets.missing(names)
 
     async def look(self, name: str) -> Lookup:
         """One of the four answers, in bounded time."""

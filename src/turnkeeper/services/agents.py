@@ -8,7 +8,7 @@ from turnkeeper.domain.agent import AgentDefinition, Network, parse_definition
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.kit.text import clean
 from turnkeeper.services.answers import Invalid, NotFound
-from turnkeeper.services.context import Services
+from turnkeeper.services.context import Lacks, Services
 from turnkeeper.store import agents as statements
 from turnkeeper.store.agents import AgentRow
 from turnkeeper.store.tx import Database, Tx
@@ -119,18 +119,21 @@ async def remove_agent(s: Services, name: str) -> Agent | NotFound:
 async def _shown(s: Services, row: AgentRow, *, with_definition: bool = True) -> Agent:
     parsed = parse_definition(cast("Mapping[str, object]", row.definition))
     if isinstance(parsed, list):
-        missing: str | None = "its stored definition cannot be used: " + "; ".join(parsed)
+        lacks = Lacks("its stored definition cannot be used: " + "; ".join(parsed))
         title, network, hint = row.name, Network.NONE, None
     else:
-        missing = None if s.commands is None else await s.commands.missing(parsed.command, parsed.programs)
+        lacks = Lacks()
+        if s.commands is not None:
+            lacks = await s.commands.missing(parsed.command, parsed.programs, parsed.secrets)
         title, network, hint = parsed.title, parsed.network, parsed.install_hint
     return Agent(
         name=row.name,
         title=title,
         network=network.value,
         runtime_policy=row.runtime_policy,
-        available=missing is None,
-        unavailable=missing,
-        install=hint if missing is not None else None,
+        available=lacks == Lacks(),
+        unavailable="; ".join(line for line in (lacks.program, lacks.secrets) if line) or None,
+        # A secret is nothing that can be installed.
+        install=hint if lacks.program is not None else None,
         definition=row.definition if with_definition else None,
     )

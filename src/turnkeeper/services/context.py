@@ -32,11 +32,19 @@ class SandboxDeleter(Protocol):
         ...
 
 
-class CommandCheck(Protocol):
-    """Whether an agent's programs are there: a fact of the machine that sandboxes run on."""
+@dataclass(frozen=True)
+class Lacks:
+    """What an agent cannot run without and has not, each in one line; None where nothing is missing, or it cannot be known."""
 
-    async def missing(self, command: Sequence[str], programs: Sequence[str]) -> str | None:
-        """One line saying what is missing; None where nothing is, or where it cannot be known. Cached by whoever answers."""
+    program: str | None = None
+    secrets: str | None = None
+
+
+class CommandCheck(Protocol):
+    """Whether an agent's programs and secrets are there: a fact of the machine that sandboxes run on."""
+
+    async def missing(self, command: Sequence[str], programs: Sequence[str], secrets: Sequence[str]) -> Lacks:
+        """What is missing. Cached by whoever answers."""
         ...
 
 

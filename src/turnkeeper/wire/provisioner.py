@@ -80,16 +80,19 @@ class SandboxRecord(Answer):
 
 
 class CommandQuestion(Request):
-    """`POST /v1/commands/check` (administrative): would an agent's program be found in a sandbox of this provisioner?"""
+    """`POST /v1/commands/check` (administrative): would an agent's program be found in a sandbox of this provisioner, and have
+    the secrets that it names values?"""
 
     command: str = Field(max_length=5000, description="the first word of the agent's command")
     programs: tuple[str, ...] = Field(default=(), max_length=100)
+    secrets: tuple[str, ...] = Field(default=(), max_length=100, description="names")
 
 
 class CommandAnswer(Answer):
-    """`missing`: one line saying what is not there; None where it would be found."""
+    """`missing`: one line saying which program is not there; None where it would be found. `secrets`: the same for the secrets."""
 
     missing: str | None = None
+    secrets: str | None = None
 
 
 class DeleteAnswer(Answer):

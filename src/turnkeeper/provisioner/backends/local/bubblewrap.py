@@ -23,6 +23,8 @@ GENERATION_VARIABLE: Final = "TURNKEEPER_SANDBOX_GENERATION"
 
 _TMPFS_BYTES_MAX: Final = 2 << 30
 _ROOT_LINKS: Final = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
+SYSTEM_PATHS: Final = ("/usr", *(f"/{name}" for name in _ROOT_LINKS))
+"""Where a sandbox has the machine's own programs."""
 _MASKED: Final = (
     "acpi",
     "asound",

@@ -17,7 +17,8 @@ def missing(command: str, programs: Sequence[str], *, isolated: bool) -> str | N
     if path.is_absolute():
         if not os.access(path, os.X_OK) or path.is_dir():
             return f"{command} is no program on this machine"
-        seen = not isolated or any(path.is_relative_to(one) for one in ("/usr", *bubblewrap.product_paths(), *programs))
+        shown = (*bubblewrap.SYSTEM_PATHS, *bubblewrap.product_paths(), *programs)
+        seen = not isolated or any(path.is_relative_to(one) for one in shown)
         return None if seen else f"{command} is not in the sandbox: name it, or its directory, in programs"
     search = bubblewrap.environment("")["PATH"] if isolated else None
     return None if shutil.which(command, path=search) else f"{command} is not installed on this machine"
