@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from turnkeeper.domain.attempt import AttemptOutcome
 from turnkeeper.domain.history.book import Book
-from turnkeeper.domain.history.rules import rule
+from turnkeeper.domain.history.rules import broken, rule
 from turnkeeper.domain.run import LEASED
 
 
@@ -19,22 +19,18 @@ def attempts_are_numbered(book: Book) -> Iterator[tuple[str, str]]:
             yield run_id, f"the attempts of run {run_id} have the numbers {shown}; they count from 1 without gaps"
         for earlier, later in pairwise(attempts):
             if later.lease_generation <= earlier.lease_generation:
-                yield (
+                yield broken(
                     later.id,
-                    (
-                        f"attempt {later.id} of run {run_id} has lease generation {later.lease_generation}, and attempt "
-                        f"{earlier.id} before it {earlier.lease_generation}"
-                    ),
+                    f"attempt {later.id} of run {run_id} has lease generation {later.lease_generation}, and attempt "
+                    f"{earlier.id} before it {earlier.lease_generation}",
                 )
     for thread, attempts in book.attempts_of_thread.items():
         for earlier, later in pairwise(attempts):
             if earlier.claimed_at > later.claimed_at or earlier.lease_generation == later.lease_generation:
-                yield (
+                yield broken(
                     later.id,
-                    (
-                        f"attempt {later.id} (generation {later.lease_generation}) of conversation {thread} was not claimed "
-                        f"after attempt {earlier.id} (generation {earlier.lease_generation})"
-                    ),
+                    f"attempt {later.id} (generation {later.lease_generation}) of conversation {thread} was not claimed "
+                    f"after attempt {earlier.id} (generation {earlier.lease_generation})",
                 )
 
 
@@ -72,10 +68,8 @@ def only_a_release_puts_a_run_back(book: Book) -> Iterator[tuple[str, str]]:
     for run_id, attempts in book.attempts_of_run.items():
         for earlier, later in pairwise(attempts):
             if earlier.outcome not in (None, AttemptOutcome.RELEASED):
-                yield (
+                yield broken(
                     later.id,
-                    (
-                        f"attempt {later.id} claimed run {run_id} again after attempt {earlier.id}, which ended "
-                        f"{earlier.outcome}"
-                    ),
+                    f"attempt {later.id} claimed run {run_id} again after attempt {earlier.id}, which ended "
+                    f"{earlier.outcome}",
                 )

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from turnkeeper.domain.history.book import Book, group
 from turnkeeper.domain.history.facts import HoldFact
-from turnkeeper.domain.history.rules import rule
+from turnkeeper.domain.history.rules import broken, rule
 from turnkeeper.domain.run import TERMINAL, RunStatus
 
 
@@ -19,12 +19,10 @@ def workdir_holds_do_not_overlap(book: Book) -> Iterator[tuple[str, str]]:
         ordered = sorted(holds, key=lambda one: (_parts(one), one.id))
         for a, b in pairwise(ordered):
             if _parts(b)[: len(_parts(a))] == _parts(a):
-                yield (
+                yield broken(
                     b.id,
-                    (
-                        f"hold {b.id} of scope {b.runtime_scope_id} on {b.workdir!r} and hold {a.id} of scope "
-                        f"{a.runtime_scope_id} on {a.workdir!r} overlap; both are open and of owner {uid}"
-                    ),
+                    f"hold {b.id} of scope {b.runtime_scope_id} on {b.workdir!r} and hold {a.id} of scope "
+                    f"{a.runtime_scope_id} on {a.workdir!r} overlap; both are open and of owner {uid}",
                 )
 
 
@@ -44,11 +42,9 @@ def open_conversation_holds_its_workdir(book: Book) -> Iterator[tuple[str, str]]
         if conversation.state == "open" and hold is None:
             yield scope, f"conversation {scope} is open and does not hold its Workdir"
         if conversation.state != "open" and hold is not None and not book.flagged_of_scope.get(scope):
-            yield (
+            yield broken(
                 hold.id,
-                (
-                    f"hold {hold.id} is open, its conversation {scope} is {conversation.state}, and no cleanup is pending"
-                ),
+                f"hold {hold.id} is open, its conversation {scope} is {conversation.state}, and no cleanup is pending",
             )
 
 
@@ -85,7 +81,7 @@ def terminal_event_waits_for_the_fence(book: Book) -> Iterator[tuple[str, str]]:
             )
             ends = [span for span in book.events_of_run.get(run.id, []) if span.is_end]
             if its_own and ends:
-                yield (
+                yield broken(
                     run.id,
-                    (f"run {run.id} has its terminal event {ends[0].first_seq}, and its cleanup fence is still up"),
+                    f"run {run.id} has its terminal event {ends[0].first_seq}, and its cleanup fence is still up",
                 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from turnkeeper.domain.history.book import Book, group
 from turnkeeper.domain.history.facts import RunFact
-from turnkeeper.domain.history.rules import rule
+from turnkeeper.domain.history.rules import broken, rule
 from turnkeeper.domain.membership import ActivationState, MembershipState
 from turnkeeper.domain.run import DeliveryStatus, RunStatus
 
@@ -92,9 +92,9 @@ def admitted_turn_ends_by_settlement_or_verdict(book: Book) -> Iterator[tuple[st
         attempt = book.attempts.get(one.attempt_id)
         held = one.state in (ActivationState.PREPARING, ActivationState.ADMITTED)
         if held and attempt is not None and attempt.ended_at is not None:
-            yield (
+            yield broken(
                 one.id,
-                (f"activation {one.id} of run {one.run_id} is {one.state}, and its attempt {attempt.id} has ended"),
+                f"activation {one.id} of run {one.run_id} is {one.state}, and its attempt {attempt.id} has ended",
             )
 
 
@@ -110,11 +110,9 @@ def unadmitted_conversation_stays_usable(book: Book) -> Iterator[tuple[str, str]
             if one.state == ActivationState.LOST and one.admitted_at is not None
         ]
         if not lost:
-            yield (
+            yield broken(
                 membership.thread_id,
-                (
-                    f"conversation {membership.thread_id} is lost ({_UNPROVEN}), and no prompt of it was admitted and lost"
-                ),
+                f"conversation {membership.thread_id} is lost ({_UNPROVEN}), and no prompt of it was admitted and lost",
             )
 
 
@@ -153,7 +151,7 @@ def _after_the_loss(book: Book, thread: str, lost_id: str) -> Iterator[tuple[str
             yield run.id, f"run {run.id} was created in conversation {thread} after its loss in activation {lost.id}"
     for attempt in book.attempts_of_thread.get(thread, []):
         if attempt.claimed_at > lost.ended_at:
-            yield (
+            yield broken(
                 attempt.id,
-                (f"attempt {attempt.id} was claimed in conversation {thread} after its loss in activation {lost.id}"),
+                f"attempt {attempt.id} was claimed in conversation {thread} after its loss in activation {lost.id}",
             )

@@ -7,7 +7,7 @@ from turnkeeper.domain.attempt import AttemptOutcome
 from turnkeeper.domain.dispatch import ConversationState
 from turnkeeper.domain.history.book import Book
 from turnkeeper.domain.history.facts import RunFact
-from turnkeeper.domain.history.rules import rule
+from turnkeeper.domain.history.rules import broken, rule
 from turnkeeper.domain.membership import ActivationState, MembershipState
 from turnkeeper.domain.run import LIVE, TERMINAL, DeliveryStatus, RunKind, RunStatus
 
@@ -71,12 +71,10 @@ def event_numbers_have_no_gap(book: Book) -> Iterator[tuple[str, str]]:
                 yield thread, f"conversation {thread} has event {span.first_seq} where {expected} was expected"
             expected = span.last_seq + 1
         if expected != max(conversation.last_seq + 1, conversation.dropped_before, 1):
-            yield (
+            yield broken(
                 thread,
-                (
-                    f"the events of conversation {thread} end with {expected - 1}, and its counter says "
-                    f"{conversation.last_seq}"
-                ),
+                f"the events of conversation {thread} end with {expected - 1}, and its counter says "
+                f"{conversation.last_seq}",
             )
 
 
@@ -115,12 +113,10 @@ def delivery_follows_the_run(book: Book) -> Iterator[tuple[str, str]]:
         if message.delivery not in allowed:
             admitted = "admitted" if book.admitted_of_run(run.id) else "never admitted"
             shown = " or ".join(sorted(allowed))
-            yield (
+            yield broken(
                 message.id,
-                (
-                    f"message {message.id} is {message.delivery}, and its run {run.id} is {run.status} ({admitted}): "
-                    f"it must be {shown}"
-                ),
+                f"message {message.id} is {message.delivery}, and its run {run.id} is {run.status} ({admitted}): "
+                f"it must be {shown}",
             )
 
 

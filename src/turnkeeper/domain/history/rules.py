@@ -20,6 +20,13 @@ class Finding:
 
 Broken = Iterable[tuple[str, str]]
 """What a rule yields: subject and text of each finding."""
+
+
+def broken(subject: str, text: str) -> tuple[str, str]:
+    """One of them, where the text takes more than a line."""
+    return subject, text
+
+
 Check = Callable[[Book], Broken]
 
 

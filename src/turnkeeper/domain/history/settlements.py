@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from turnkeeper.domain.history.book import Book, group
 from turnkeeper.domain.history.facts import ActivationFact
-from turnkeeper.domain.history.rules import rule
+from turnkeeper.domain.history.rules import broken, rule
 from turnkeeper.domain.membership import ActivationState
 
 
@@ -15,16 +15,17 @@ def settled_turn_moves_the_native_turn_once(book: Book) -> Iterator[tuple[str, s
         settled = _settled(book.activations_of_membership.get(membership.id, []))
         name = f"membership {membership.id} of conversation {membership.thread_id}"
         if membership.native_turn != len(settled):
-            yield (
+            yield broken(
                 membership.id,
-                (f"{name} has native turn {membership.native_turn}, and {len(settled)} of its activations are settled"),
+                f"{name} has native turn {membership.native_turn}, and {len(settled)} of its activations are settled",
             )
-        for number, one in enumerate(settled, start=1):
-            if one.native_turn != number:
-                yield (
-                    one.id,
-                    (f"activation {one.id} of {name} settled native turn {one.native_turn}; it is number {number}"),
+        before = 0
+        for one in settled:
+            if one.native_turn != before + 1:
+                yield broken(
+                    one.id, f"activation {one.id} of {name} settled native turn {one.native_turn} after {before}"
                 )
+            before = one.native_turn or before + 1  # one jump is one finding
 
 
 @rule
@@ -39,9 +40,11 @@ def settled_turn_moves_the_epoch_once(book: Book) -> Iterator[tuple[str, str]]:
         name = f"workspace {workspace.id} of scope {workspace.runtime_scope_id}"
         if workspace.epoch != len(mine):
             yield workspace.id, f"{name} has epoch {workspace.epoch}, and {len(mine)} of its activations are settled"
-        for number, one in enumerate(mine, start=1):
-            if one.epoch != number:
-                yield one.id, f"activation {one.id} of {name} has epoch {one.epoch} where {number} was expected"
+        before = 0
+        for one in mine:
+            if one.epoch != before + 1:
+                yield one.id, f"activation {one.id} of {name} has epoch {one.epoch} after {before}"
+            before = one.epoch or before + 1
 
 
 @rule

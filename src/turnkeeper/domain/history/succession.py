@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from turnkeeper.domain.history.facts import History
-from turnkeeper.domain.history.rules import Finding
+from turnkeeper.domain.history.rules import Finding, broken
 from turnkeeper.domain.membership import LIVE_ACTIVATIONS, MembershipState
 from turnkeeper.domain.run import TERMINAL
 
@@ -60,7 +60,7 @@ def closed_attempt_is_never_rewritten(before: History, after: History) -> Compar
     """The record of an attempt that has ended is never changed (E-04)."""
     for old, new in _by_id(before.attempts, after.attempts):
         if old.ended_at is not None and old != new:
-            yield (
+            yield broken(
                 old.id,
                 f"attempt {old.id} of run {old.run_id} had ended {old.outcome} and was changed: {_what(old, new)}",
             )

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from turnkeeper.domain.dispatch import ConversationState, DispatchFacts, NotReady, Ready, WaitReason, ready
 from turnkeeper.domain.history.book import Book
 from turnkeeper.domain.history.facts import ConversationFact, MembershipFact, RunFact
-from turnkeeper.domain.history.rules import rule
+from turnkeeper.domain.history.rules import broken, rule
 from turnkeeper.domain.membership import LIVE_ACTIVATIONS, MembershipState
 from turnkeeper.domain.run import LEASED, LIVE, RunKind, RunStatus
 
@@ -130,9 +130,9 @@ def _leased(book: Book, run: RunFact) -> Iterator[tuple[str, str]]:
     elif attempt.lease_expires_at is not None:
         over_s = _seconds(book, attempt.lease_expires_at)
         if over_s > book.history.timing.reap_grace_s + book.history.slack_s:
-            yield (
+            yield broken(
                 run.id,
-                (f"run {run.id} is {run.status}, and the lease of its attempt {attempt.id} ended {over_s:.0f} s ago"),
+                f"run {run.id} is {run.status}, and the lease of its attempt {attempt.id} ended {over_s:.0f} s ago",
             )
 
 
@@ -156,12 +156,10 @@ def _in_use(book: Book, membership: MembershipFact) -> Iterator[tuple[str, str]]
         if waited_s > book.history.timing.recovery_bound_s + book.history.slack_s:
             yield membership.id, f"{name} has been quarantined for {waited_s:.0f} s without a verdict"
     elif membership.state == MembershipState.ACTIVE and activation.state not in LIVE_ACTIVATIONS:
-        yield (
+        yield broken(
             membership.id,
-            (
-                f"{name} is still in use by activation {activation.id}, which is {activation.state}; its attempt "
-                f"{attempt.id} has ended"
-            ),
+            f"{name} is still in use by activation {activation.id}, which is {activation.state}; its attempt "
+            f"{attempt.id} has ended",
         )
 
 

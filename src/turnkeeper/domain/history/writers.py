@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from turnkeeper.domain.history.book import Book, group
 from turnkeeper.domain.history.facts import ActivationFact, AttemptFact, ProcessSeen
-from turnkeeper.domain.history.rules import rule
+from turnkeeper.domain.history.rules import broken, rule
 from turnkeeper.domain.membership import ActivationState
 
 
@@ -31,9 +31,9 @@ def _late_writes(book: Book, attempt: AttemptFact, following: AttemptFact | None
     mine = book.events_of_attempt.get(attempt.id, [])
     theirs = [] if following is None else book.events_of_attempt.get(following.id, [])
     if mine and theirs and following is not None and mine[-1].last_seq > theirs[0].first_seq:
-        yield (
+        yield broken(
             attempt.id,
-            (f"event {mine[-1].last_seq} of {name} comes after event {theirs[0].first_seq} of attempt {following.id}"),
+            f"event {mine[-1].last_seq} of {name} comes after event {theirs[0].first_seq} of attempt {following.id}",
         )
 
 
@@ -48,21 +48,17 @@ def generations_do_not_overlap(book: Book) -> Iterator[tuple[str, str]]:
             if before is None or after is None:
                 continue
             if after.lease_generation < before.lease_generation:
-                yield (
+                yield broken(
                     later.id,
-                    (
-                        f"activation {later.id} (fence {later.fence}) of membership {membership_id} has lease generation "
-                        f"{after.lease_generation}, and activation {earlier.id} before it {before.lease_generation}"
-                    ),
+                    f"activation {later.id} (fence {later.fence}) of membership {membership_id} has lease generation "
+                    f"{after.lease_generation}, and activation {earlier.id} before it {before.lease_generation}",
                 )
             overlapping = [what for at, what in book.writes_of_attempt(before) if at > later.created_at]
             if overlapping:
-                yield (
+                yield broken(
                     later.id,
-                    (
-                        f"activation {later.id} of attempt {after.id} was accepted in membership {membership_id} before "
-                        f"{overlapping[-1]} of attempt {before.id}"
-                    ),
+                    f"activation {later.id} of attempt {after.id} was accepted in membership {membership_id} before "
+                    f"{overlapping[-1]} of attempt {before.id}",
                 )
 
 
@@ -72,29 +68,23 @@ def membership_fence_is_the_newest(book: Book) -> Iterator[tuple[str, str]]:
     for membership in book.history.memberships:
         activations = book.activations_of_membership.get(membership.id, [])
         if activations and membership.fence < _fence_after(activations[-1]):
-            yield (
+            yield broken(
                 membership.id,
-                (
-                    f"membership {membership.id} has fence {membership.fence}; its activation {activations[-1].id} "
-                    f"({activations[-1].state}) asks for {_fence_after(activations[-1])}"
-                ),
+                f"membership {membership.id} has fence {membership.fence}; its activation {activations[-1].id} "
+                f"({activations[-1].state}) asks for {_fence_after(activations[-1])}",
             )
         for earlier, later in pairwise(activations):
             if later.fence <= _fence_after(earlier):
-                yield (
+                yield broken(
                     later.id,
-                    (
-                        f"activation {later.id} of membership {membership.id} has fence {later.fence}, and activation "
-                        f"{earlier.id} ({earlier.state}) before it {earlier.fence}"
-                    ),
+                    f"activation {later.id} of membership {membership.id} has fence {later.fence}, and activation "
+                    f"{earlier.id} ({earlier.state}) before it {earlier.fence}",
                 )
             elif earlier.created_at > later.created_at:
-                yield (
+                yield broken(
                     later.id,
-                    (
-                        f"activation {later.id} of membership {membership.id} has fence {later.fence} and is older than "
-                        f"activation {earlier.id} with fence {earlier.fence}"
-                    ),
+                    f"activation {later.id} of membership {membership.id} has fence {later.fence} and is older than "
+                    f"activation {earlier.id} with fence {earlier.fence}",
                 )
 
 
@@ -124,12 +114,10 @@ def trees_of_a_scope_do_not_overlap(book: Book) -> Iterator[tuple[str, str]]:
         trees.sort(key=lambda one: (one[0].claimed_at, one[0].lease_generation))
         for (_, last, root), (first, _, other) in pairwise(trees):
             if last.ended_at is None or last.ended_at > first.claimed_at:
-                yield (
+                yield broken(
                     first.id,
-                    (
-                        f"attempt {first.id} of tree {other} was claimed in scope {scope} before attempt {last.id} of tree "
-                        f"{root} had ended"
-                    ),
+                    f"attempt {first.id} of tree {other} was claimed in scope {scope} before attempt {last.id} of tree "
+                    f"{root} had ended",
                 )
 
 
@@ -147,12 +135,10 @@ def no_process_outlives_its_activation(book: Book) -> Iterator[tuple[str, str]]:
                 if process == newer.process or used.fence >= activation.fence:
                     continue
                 if dead_at is None or dead_at > begins:
-                    yield (
+                    yield broken(
                         activation.id,
-                        (
-                            f"process {process} of activation {used.id} was not dead when activation {activation.id} "
-                            f"of the same membership began with process {newer.process}"
-                        ),
+                        f"process {process} of activation {used.id} was not dead when activation {activation.id} "
+                        f"of the same membership began with process {newer.process}",
                     )
 
 
