@@ -58,6 +58,37 @@ def test_a_renewal_that_the_end_of_the_lease_cuts_is_no_failure_of_its_own(peers
     assert [event["verdict"] for event in logged("agent_lease_lost")] == ["expired"]
 
 
+@pytest.mark.parametrize(
+    ("step", "operation"),
+    [
+        ("prepare", "prepare"),
+        ("ensure", "ensure"),
+        ("mark", "mark"),
+        ("feed", "feed"),
+        ("events", "events_upload"),
+        ("events_stream", "events"),
+        ("cancel", "cancel"),
+        ("stop", "stop"),
+        ("snapshot", "snapshot"),
+        ("finish", "finish"),
+    ],
+)
+def test_every_failed_call_is_told_with_its_status(peers: Peers, logged: Logged, step: str, operation: str) -> None:
+    """Proves: E-01. Operation, class and HTTP status, whichever thread made the call."""
+    peers.on[step].append(Refuses(503, "not_ready"))
+    peers.on_prompt = stay_silent
+    driven = drive(peers, replace(QUICK, mark_interval_max_s=0.1))
+    peers.wait_for("prompt")
+    peers.wait_for("feed")
+    if step in ("cancel", "stop"):
+        peers.cancel_requested = True
+    else:
+        peers.settle_turn()
+    assert driven.wait() == 0
+    told = [event for event in logged("agent_control_failure") if event["operation"] == operation]
+    assert [(event["exception"], event["http_status"]) for event in told] == [("ClientError", 503)]
+
+
 def test_the_class_is_logged_also_where_nothing_can_be_reported(peers: Peers, logged: Logged) -> None:
     """Proves: F-02."""
     peers.always["ensure"] = Refuses(409, "conflict")

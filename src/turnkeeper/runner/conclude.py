@@ -14,7 +14,7 @@ from turnkeeper.domain.errors import ErrorCode, sentence
 from turnkeeper.runner.calls import Patience
 from turnkeeper.runner.failure import Failure, LeaseLost, Stage, TurnFailed, code_of, failure_of
 from turnkeeper.runner.flags import Flag
-from turnkeeper.runner.heartbeat import exception_name
+from turnkeeper.runner.heartbeat import exception_name, note_control_failure
 from turnkeeper.runner.pump import EventPump
 from turnkeeper.runner.steps import Admission, Progress, with_new_client
 from turnkeeper.runner.worker import EXIT_DONE, EXIT_NO_WORD, Worker
@@ -149,7 +149,7 @@ class Conclusion:
             )
         except CallError as error:
             name = exception_name(error)
-            self._worker.log.warning("agent_control_failure", operation="snapshot", exception=name)
+            note_control_failure(self._worker.log, "snapshot", error)
             return SnapshotResult(unavailable_why=f"the provisioner did not answer ({name})")
         finally:
             alarm.cancel()
@@ -170,9 +170,9 @@ class Conclusion:
                     # The instance has ended, nothing was taken under this token, or a newer activation's take has
                     # already seen everything of this one dead.
                     return Stopped(dead=True)
-                self._note("stop", error, error.status)
+                self._note("stop", error)
             except CallError as error:
-                self._note("stop", error, None)
+                self._note("stop", error)
             finally:
                 alarm.cancel()
                 manager.close()
@@ -223,8 +223,7 @@ class Conclusion:
             else:  # nothing was read of the manager's stream: this is the first event of the attempt
                 self._worker.control.events((TurnEvent(n=1, kind=kind, data=data),), timeout_s=EVENT_TIMEOUT_S)
         except CallError as error:
-            status = error.status if isinstance(error, ClientError) else None
-            self._note(kind.value, error, status)
+            self._note(kind.value, error)
 
     def _finish(self, status: FinishStatus, failure: Failure | None, snapshot: SnapshotResult | None) -> int:
         self._progress.stage = Stage.FINISH
@@ -241,10 +240,8 @@ class Conclusion:
             return EXIT_NO_WORD  # the reaper ends the run
         return EXIT_DONE
 
-    def _note(self, operation: str, error: CallError, status: int | None) -> None:
-        self._worker.log.warning(
-            "agent_control_failure", operation=operation, exception=exception_name(error), http_status=status
-        )
+    def _note(self, operation: str, error: CallError) -> None:
+        note_control_failure(self._worker.log, operation, error)
 
 
 def _outcome(receipt: SettlementReceipt, halted: Flag | None) -> tuple[FinishStatus, Failure | None]:

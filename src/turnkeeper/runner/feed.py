@@ -7,12 +7,12 @@ renewal never waits for the sandbox.
 
 import threading
 
-from turnkeeper.client.http import CallError, ClientError
+from turnkeeper.client.http import CallError
 from turnkeeper.client.provisioner import Manager
 from turnkeeper.domain.lease import mark_interval
 from turnkeeper.kit.clock import Clock
 from turnkeeper.kit.log import Logger
-from turnkeeper.runner.heartbeat import exception_name
+from turnkeeper.runner.heartbeat import note_control_failure
 from turnkeeper.runner.lease import Lease
 from turnkeeper.wire.sandbox import Feed, Mark
 
@@ -98,7 +98,4 @@ class MarkFeed:
     def _note_failure(self, operation: str, error: CallError) -> None:
         if not self._failing and not self._stopping:  # once per outage (E-03)
             self._failing = True
-            status = error.status if isinstance(error, ClientError) else None
-            self._log.warning(
-                "agent_control_failure", operation=operation, exception=exception_name(error), http_status=status
-            )
+            note_control_failure(self._log, operation, error)

@@ -13,7 +13,7 @@ from turnkeeper.client.provisioner import Manager
 from turnkeeper.domain.errors import ErrorCode
 from turnkeeper.runner.failure import Failure, LeaseLost, Stage, TurnFailed, failure_of, failure_of_agent
 from turnkeeper.runner.flags import Flag
-from turnkeeper.runner.heartbeat import exception_name
+from turnkeeper.runner.heartbeat import note_control_failure
 from turnkeeper.runner.pump import EventPump
 from turnkeeper.runner.worker import Beside, Worker
 from turnkeeper.wire.sandbox import Prompt
@@ -68,7 +68,7 @@ def send_prompt(worker: Worker, manager: Manager, spec: ExecutionSpec) -> bool:
             delivered = "unknown" if error.code == "prompt_used" else "no"
             raise TurnFailed(failure_of(error, ErrorCode.SANDBOX_UNAVAILABLE, Stage.PROMPT, delivered)) from error
         except ConnectionFailed as error:
-            worker.log.warning("agent_control_failure", operation="prompt", exception=exception_name(error))
+            note_control_failure(worker.log, "prompt", error)
             pause_s = next(pauses_s, None)
             if error.sent:
                 return False
@@ -140,7 +140,7 @@ class Follow:
         try:
             self._manager.cancel(timeout_s=CANCEL_TIMEOUT_S)
         except CallError as error:
-            self._worker.log.warning("agent_control_failure", operation="cancel", exception=exception_name(error))
+            note_control_failure(self._worker.log, "cancel", error)
 
     def _wait_s(self) -> float:
         now = self._worker.clock.monotonic()

@@ -133,11 +133,8 @@ class Heartbeats:
         if self._lease.verdict is not None:
             return  # the loss has cut it: that is told, and this is nothing of the control plane's
         self._failures += 1
-        status = error.status if isinstance(error, ClientError) else None
         if self._failures == 1 and not self._stopping:  # once per outage (E-03)
-            self._log.warning(
-                "agent_control_failure", operation="heartbeat", exception=exception_name(error), http_status=status
-            )
+            note_control_failure(self._log, "heartbeat", error)
 
     def _note_retry(self, at: float) -> None:
         now = self._clock.monotonic()
@@ -147,6 +144,12 @@ class Heartbeats:
             since_confirmed_s=round(now - self._lease.last_confirmed_sent_at, 3),
             retry_in_s=round(at - now, 3),
         )
+
+
+def note_control_failure(log: Logger, operation: str, error: CallError) -> None:
+    """A call that failed: operation, class, and the status where there is one (E-01). `log` names run and attempt."""
+    status = error.status if isinstance(error, ClientError) else None
+    log.warning("agent_control_failure", operation=operation, exception=exception_name(error), http_status=status)
 
 
 def exception_name(error: CallError) -> str:

@@ -15,7 +15,7 @@ from turnkeeper.domain.lease import cancel_lead
 from turnkeeper.runner.calls import ONE_TRY, Patience, is_tried_again
 from turnkeeper.runner.failure import Failure, Halted, Stage, TurnFailed, code_of, failure_of, failure_of_agent
 from turnkeeper.runner.flags import Flag
-from turnkeeper.runner.heartbeat import exception_name
+from turnkeeper.runner.heartbeat import note_control_failure
 from turnkeeper.runner.worker import Beside, Worker
 from turnkeeper.wire.canonical import canonical_sha256
 from turnkeeper.wire.provisioner import Sandbox
@@ -130,7 +130,7 @@ def _ensure(worker: Worker, progress: Progress, spec: ExecutionSpec) -> tuple[Sa
             pause_s = next(pauses_s, None)
             if pause_s is None or not is_tried_again(error):
                 raise TurnFailed(failure_of(error, _ensure_code(error), Stage.SANDBOX)) from error
-            worker.log.warning("agent_control_failure", operation="ensure", exception=exception_name(error))
+            note_control_failure(worker.log, "ensure", error)
         worker.clock.wait(worker.flags.lost_event, pause_s)
 
 
@@ -179,7 +179,7 @@ def _fresh_mark(worker: Worker, spec: ExecutionSpec, sandbox: Sandbox, found_at:
     try:
         return worker.interruptible(lambda: manager.mark(timeout_s=MARK_TIMEOUT_S), manager.interrupt).mark_ms
     except CallError as error:
-        worker.log.warning("agent_control_failure", operation="mark", exception=exception_name(error))
+        note_control_failure(worker.log, "mark", error)
         return sandbox.mark_ms
     finally:
         manager.close()
