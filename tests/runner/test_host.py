@@ -200,6 +200,24 @@ def test_a_host_that_drains_waits_for_its_children(peers: Peers, tmp_path: Path)
     assert peers.of("finish")[0].body["status"] == "completed"
 
 
+def test_a_turn_is_renewed_while_its_host_drains_and_after_it_has_left(peers: Peers, tmp_path: Path) -> None:
+    """Proves: L-10, L-02. Its lease is the child's own business."""
+    peers.on_prompt = stay_silent
+    peers.add_claim()
+    timing = with_timing(drain_s=3, heartbeat_interval_s=0.2, heartbeat_timeout_s=2)
+    with running_host(peers, tmp_path, timing=timing) as host:
+        peers.wait_for("prompt")
+        child = only_child(host)
+        host.signal(signal.SIGTERM)
+        until(lambda: peers.of("hosts")[-1].body["state"] == "draining", "it drains")
+        peers.wait_for("heartbeat", len(peers.of("heartbeat")) + 3)
+        assert host.wait(20) == 0
+        peers.wait_for("heartbeat", len(peers.of("heartbeat")) + 3)
+        peers.settle_turn()
+        until(lambda: not is_alive(child), "the turn has ended")
+    assert peers.of("finish")[0].body["status"] == "completed"
+
+
 def test_a_drain_is_bounded_and_its_children_go_on(peers: Peers, tmp_path: Path) -> None:
     """The children keep their leases and their turns; the next start adopts them."""
     peers.on_prompt = stay_silent

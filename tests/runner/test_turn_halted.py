@@ -78,6 +78,28 @@ def test_a_cancel_in_the_turn_is_passed_on_and_the_agent_reaches_its_boundary(pe
     assert peers.of("finish")[0].body["status"] == "cancelled"
 
 
+def test_renewal_goes_on_through_a_cancel_to_the_end_of_the_turn(peers: Peers) -> None:
+    """Proves: L-10. While the agent is asked to end, while it is stopped, and while the end is reported."""
+    peers.on_prompt = stay_silent
+    hangs = {step: Hangs() for step in ("stop", "finish")}
+    for step, hang in hangs.items():
+        peers.on[step].append(hang)
+    timing = dataclasses.replace(
+        FAST, heartbeat_interval_s=0.1, heartbeat_timeout_s=2, cancel_grace_s=1, control_timeout_s=20
+    )
+    driven = drive(peers, timing)
+    peers.wait_for("prompt")
+    cancel(peers)
+    for step in ("cancel", *hangs):
+        peers.wait_for(step)
+        renewals = len(peers.of("heartbeat"))
+        peers.wait_for("heartbeat", renewals + 3)
+        if step in hangs:
+            hangs[step].release.set()
+    assert driven.wait() == 0
+    assert driven.worker.lease.verdict is None
+
+
 def test_a_turn_that_completed_although_it_was_cancelled_says_so(peers: Peers) -> None:
     """What the run is in the end, the control plane decides by what it has recorded."""
     peers.on_prompt = stay_silent
