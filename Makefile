@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
 WORKERS ?= 3
+CRASH_WORKERS ?= 4
 
 # Many tests are about real processes and real time, and a busy machine can be too slow for their bounds. What failed beside
 # others is run once more, alone, in plain sight; what fails then has failed.
 ALONE = $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none
 
-.PHONY: demo test lint format bench test-agents lock docs clean
+.PHONY: demo test lint format bench test-agents test-crash lock docs clean
 
 ## demo: install, start everything, run a conversation of three turns in a sandbox. ONCE=1 ends afterwards, JSON=1 prints one object last.
 demo: $(VENV)/.runtime
@@ -22,8 +23,13 @@ demo: $(VENV)/.runtime
 test: $(VENV)/.dev
 	@sh deploy/system-packages.sh test
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not agents" $(ARGS) || $(ALONE) -m "not agents" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not agents and not crash" $(ARGS) || $(ALONE) -m "not agents and not crash" $(ARGS)
 	@if [ -z "$(ARGS)" ]; then $(MAKE) --no-print-directory test-agents; fi
+
+## test-crash: every cell of the crash matrix (about an hour; ARGS="-k first_turn" selects). `make test` draws ten by CRASH_SEED
+test-crash: $(VENV)/.dev
+	@sh deploy/system-packages.sh test
+	$(BIN)/python -m pytest -n $(CRASH_WORKERS) --dist worksteal tests/crash $(ARGS)
 
 ## test-agents: real agents that nobody here wrote; installs those that can be installed here and says which it skipped
 test-agents: $(VENV)/.dev

@@ -1,5 +1,6 @@
 """Fixtures of every folder. The server is started by the first test that asks for it."""
 
+import os
 from collections.abc import AsyncGenerator, Generator
 
 import pytest
@@ -7,6 +8,13 @@ import pytest
 from harness.postgres import DatabaseClock, PostgresServer, Sessions, postgres_server, sessions_on
 from turnkeeper.store.pool import open_database
 from turnkeeper.store.tx import Database
+
+CRASH_SEED = os.environ.get("CRASH_SEED", "1")
+
+
+def pytest_report_header() -> str:
+    """Whoever sees a cell of the crash matrix fail can draw the same ones again."""
+    return f"crash matrix: CRASH_SEED={CRASH_SEED} draws the cells of the short suite"
 
 
 @pytest.fixture(scope="session", name="postgres_server")

@@ -18,6 +18,7 @@ import psycopg
 
 from e2e.harness import Product, Received
 from turnkeeper.client.failures import CallError, ClientError
+from turnkeeper.domain.history import History
 from turnkeeper.domain.run import LIVE
 from turnkeeper.kit import failpoint
 from turnkeeper.kit.failpoint import Mode, Phase, Point
@@ -152,6 +153,8 @@ class DrillProduct(Product):
     def __init__(self) -> None:
         super().__init__(TIMES)
         self.plan = Plan(self.root / "plan", self._manager_pids)
+        self.recorded: History | None = None
+        """What the database held when the last cell was judged."""
 
     def command(self) -> list[str]:
         """As a drill's: the interpreter's option is the one way to arm it."""

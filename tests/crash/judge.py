@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from crash.drill import AGENTS, LEASE_S, LOOK_S, Drill
-from turnkeeper.domain.history import Finding, History, check
+from turnkeeper.domain.history import Finding, History, check, check_succession
 from turnkeeper.domain.history.facts import LedgerEntry
 from turnkeeper.domain.settings import Timing
 from turnkeeper.services.doctor import collect
@@ -40,7 +40,7 @@ def judge(drill: Drill) -> None:
     faults = [
         *_prompts(drill),
         *_writers(drill),
-        *(f"{one.rule}: {one.text}" for one in asyncio.run(_findings(drill))),
+        *(f"{one.rule}: {one.text}" for one in _findings(drill)),
     ]
     assert not faults, "\n".join([*faults, drill.product.tell()])
 
@@ -95,11 +95,17 @@ def _writers(drill: Drill) -> list[str]:
     return faults
 
 
-async def _findings(drill: Drill) -> list[Finding]:
+def _findings(drill: Drill) -> list[Finding]:
+    """Of the whole record by itself, and against the one that the cell before left: what is final stays as it was."""
+    before, after = drill.product.recorded, asyncio.run(_collect(drill))
+    drill.product.recorded = after
+    return [*check(after), *([] if before is None else check_succession(before, after))]
+
+
+async def _collect(drill: Drill) -> History:
     ledger = [LedgerEntry(entry.text) for agent in AGENTS for entry in drill.product.ledger(agent)]
     async with open_database(drill.product.dsn, min_size=1, max_size=1, check=False) as db:
-        history: History = await collect(db, Timing(lease_ttl_s=LEASE_S), ledger=ledger, slack_s=0.0)
-    return check(history)
+        return await collect(db, Timing(lease_ttl_s=LEASE_S), ledger=ledger, slack_s=0.0)
 
 
 def let_go(drill: Drill) -> None:
