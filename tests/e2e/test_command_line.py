@@ -41,6 +41,55 @@ def parsed(ran: Ran) -> Any:
     return json.loads(line)
 
 
+def test_an_agent_that_cannot_run_says_why_and_how(tk: Tk, product: Product) -> None:
+    """Proves: R-06, E-04. Refused by name with its install command; a run that begins all the same says what was missing."""
+    definition = product.root / "agent.toml"
+    definition.write_text(
+        'name = "gone"\ncommand = ["/opt/no-such/agent"]\ninstall_hint = "install-agent --prefix /opt"\n'
+    )
+    assert "/opt/no-such/agent is no program on this machine" in tk("agents", "add", str(definition)).out
+    refused = tk("chat", "--agent", "gone", "hello")
+    assert refused.status == 1
+    assert "agent gone cannot run here: /opt/no-such/agent" in refused.one_line()
+    assert "install it with: install-agent --prefix /opt" in refused.one_line()
+    definition.write_text('name = "keyless"\ncommand = ["python", "-m", "turnkeeper.agents.scripted"]\n')
+    assert tk("agents", "add", str(definition)).out == "added keyless\n"
+    thread = parsed(tk("conversations", "create", "--agent", "keyless", "--json"))["thread_id"]
+    definition.write_text(definition.read_text() + 'secrets = ["TK_NO_SUCH_KEY"]\n')
+    assert "no value for secret 'TK_NO_SUCH_KEY'" in tk("agents", "add", str(definition)).out
+    said = tk("chat", "hello", "--thread", thread)
+    assert said.status == 1
+    why = "no value for secret 'TK_NO_SUCH_KEY' in the provisioner's environment"
+    assert f"! The agent's workplace could not be made available.\n  {why}\n" in said.out
+    run = parsed(tk("runs", "list", "--thread", thread, "--json"))[0]["id"]
+    detail = parsed(tk("runs", "show", run, "--json"))["error_detail"]
+    assert (detail["refusal"], detail["text"]) == ("conflict", why)
+    assert why in tk("runs", "show", run).out
+    assert parsed(tk("agents", "remove", "keyless", "--json"))
+    removed = tk("chat", "hello", "--thread", thread)
+    assert "the agent keyless was removed" in removed.out
+    log = (product.data.logs / "host.log").read_text()
+    assert '"refusal": "conflict"' in log or '"refusal":"conflict"' in log
+    assert "TK_NO_SUCH_KEY" not in log
+
+
+def test_an_empty_message_makes_no_conversation(tk: Tk) -> None:
+    """Refused before anything is made."""
+    before = parsed(tk("conversations", "list", "--json"))
+    ran = tk("chat", " ")
+    assert ran.status == 1
+    assert "the message is empty" in ran.one_line()
+    assert parsed(tk("conversations", "list", "--json")) == before
+
+
+def test_what_an_agent_says_of_its_failure_is_its_own_word(tk: Tk) -> None:
+    """`/fail` is the scripted agent's."""
+    said = tk("chat", "/fail the printer is on fire")
+    assert said.status == 1
+    assert "the agent said: " in said.out
+    assert "the printer is on fire" in said.out
+
+
 def test_a_talk_from_the_first_word_to_the_list_of_runs(tk: Tk) -> None:
     """Create, chat, show, list, events: for people and as JSON."""
     conversation = parsed(tk("conversations", "create", "--agent", "scripted", "--workdir", "talk", "--json"))

@@ -238,6 +238,7 @@ async def test_failure_details_hold_no_url_and_no_secret(driver: Driver) -> None
         "text": "The agent's workplace could not be made available.",
         "stage": "session",
         "delivered": "no",
+        "detail": "GET [url] failed with [redacted]",
     }
 
 

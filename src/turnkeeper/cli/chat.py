@@ -30,13 +30,15 @@ def chat(connect: Connect, text: str | None, agent: str, thread: str | None, wor
 
     Ctrl-C during a turn cancels it; at the prompt it leaves. Exit status 1 if the last turn did not complete.
     """
-    from turnkeeper.kit.ids import new_id
-    from turnkeeper.wire.public import NewConversation
+    from turnkeeper.cli.conversations import begin
 
+    if text is not None and not text.strip():
+        raise click.ClickException(
+            "the message is empty; write what the agent should do, or leave TEXT away for a talk"
+        )
     with connect() as client:
         if thread is None:
-            new = NewConversation(agent=agent, workdir=workdir)
-            thread = client.create_conversation(new, idempotency_key=new_id()).thread_id
+            thread = begin(client, agent, workdir).thread_id
             if not as_json:
                 click.secho(f"conversation {thread}", dim=True)
         if text is not None:

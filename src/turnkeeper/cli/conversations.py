@@ -69,12 +69,22 @@ def show(connect: Connect, thread: str, as_json: bool) -> None:
 @connection_options
 def create(connect: Connect, agent: str, workdir: str | None, title: str, as_json: bool) -> None:
     """Create a conversation with an agent."""
+    with connect() as client:
+        _print(begin(client, agent, workdir, title), as_json)
+
+
+def begin(client: "OwnerClient", agent: str, workdir: str | None, title: str = "") -> "Conversation":
+    """A new conversation. An agent that cannot run here is refused, with what it lacks: its first turn could only fail."""
+    from turnkeeper.domain.sandbox import is_agent_name
     from turnkeeper.kit.ids import new_id
     from turnkeeper.wire.public import NewConversation
 
+    known = next((one for one in client.agents() if one.name == agent), None) if is_agent_name(agent) else None
+    if known is not None and not known.available:
+        install = f"; install it with: {known.install}" if known.install else ""
+        raise click.ClickException(f"agent {agent} cannot run here: {known.unavailable}{install}")
     new = NewConversation(agent=agent, workdir=workdir, title=title)
-    with connect() as client:
-        _print(client.create_conversation(new, idempotency_key=new_id()), as_json)
+    return client.create_conversation(new, idempotency_key=new_id())
 
 
 @conversations.command(epilog="Example: turnkeeper conversations close 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d")

@@ -73,7 +73,7 @@ class Printer:
                 paths = [file.path for file in ChangeSummary.model_validate(data).files]
                 return f"· changed: {', '.join(paths[:5]) or 'nothing'}{' …' if len(paths) > 5 else ''}"
             case EventKind.ERROR:
-                return f"! {data.get('text') or data.get('code')}"
+                return _error(data)
             case EventKind.CONVERSATION:
                 return f"! {data.get('text') or data.get('state')}"
             case EventKind.GAP:
@@ -98,6 +98,17 @@ class Printer:
         if status == "failed":
             lines.insert(0, f"· failed: {data.get('title') or self._titles.get(str(data.get('id')), 'tool')}")
         return "\n".join(lines) or None
+
+
+def _error(data: dict[str, Any]) -> str:
+    """What went wrong, and below it why: our own reason, or what the agent said of itself."""
+    lines = [f"! {data.get('text') or data.get('code')}"]
+    if data.get("detail"):
+        says = "the agent said: " if data.get("stage") == "prompt" and not data.get("refusal") else ""
+        lines += [
+            f"  {says}{line}" if n == 0 else f"  {line}" for n, line in enumerate(str(data["detail"]).splitlines())
+        ]
+    return "\n".join(lines)
 
 
 def _output(data: dict[str, Any]) -> str:

@@ -153,8 +153,8 @@ _SENTENCES: dict[ErrorCode, tuple[str, str]] = {
         "智能体在本轮中途意外退出。",
     ),
     ErrorCode.AGENT_PROTOCOL_ERROR: (
-        "The agent answered in a way that could not be understood.",
-        "智能体的回应无法识别。",
+        "The agent answered with an error, or in a way that could not be understood.",
+        "智能体返回了错误，或其回应无法识别。",
     ),
     ErrorCode.SESSION_UNAVAILABLE: (
         "The agent's memory of this conversation is not available, so it cannot go on.",

@@ -121,4 +121,6 @@ async def _add_error(tx: Tx, closing: Closing, run: RunRow, code: ErrorCode, det
         return
     known = {key: detail[key] for key in ("stage", "delivered", "refusal") if detail and detail.get(key) is not None}
     data = {"code": code.value, "text": sentence(code, closing.owner.tongue), **known}
+    if detail and detail.get("text"):
+        data["detail"] = detail["text"]
     closing.outbox.add(run.thread_id, NewEvent(run.id, EventKind.ERROR, data))
