@@ -85,6 +85,16 @@ async def test_a_released_run_lets_the_others_go_first_and_is_next(driver: Drive
     assert [await next_turn(driver) for _ in range(2)] == [second[0], first[0]]
 
 
+async def test_what_a_released_run_leaves_is_given_away_also_where_its_own_line_has_to_wait(driver: Driver) -> None:
+    """Proves: H-05, D-01. Its queue is paused meanwhile: the room is free, and nothing but the release could wake the others."""
+    first, second = await conversations(driver, 2, 1, room=1)
+    turn = await driver.claim()
+    await driver.rows("UPDATE conversations SET queue_paused = true WHERE thread_id = %s", turn.claim.thread_id)
+    await release(driver.s, turn.worker, Release(lease_generation=turn.lease, why="not_accepted"))
+    assert await ready(driver) == {second[0]}
+    assert (await driver.run(first[0]))["room_wanted_at"] is None
+
+
 @pytest.mark.timeout(120)
 async def test_nobody_starves_when_turns_end_at_the_same_time(driver: Driver) -> None:
     """Proves: D-01, D-06. Whatever the order of the transactions: everything runs, never more than there is room for, and no

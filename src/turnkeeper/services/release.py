@@ -11,7 +11,7 @@ from turnkeeper.domain.run import DeliveryStatus, RunEvent, RunStatus, transitio
 from turnkeeper.services.answers import Refused, RefusedWhy
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
-from turnkeeper.services.dispatch import recompute
+from turnkeeper.services.dispatch import dispatch_others_after, recompute
 from turnkeeper.services.ending import Closing, begin_closing, end_run
 from turnkeeper.services.finish import scrub
 from turnkeeper.services.leased import LEASE_REFUSED, must
@@ -41,7 +41,9 @@ async def release(s: Services, worker: Worker, request: Release) -> FinishAnswer
                 return LEASE_REFUSED
             return Refused(RefusedWhy.ACCEPTED, "the child has taken the turn")
         status = await _after(tx, s, closing, tree.target, why)
-        await recompute(tx, s, seen.runtime_scope_id, closing.owner, others_are_asked=closing.gives_out)
+        await recompute(tx, s, seen.runtime_scope_id, closing.owner, others_are_asked=True)
+        if not closing.gives_out:  # a waiting run again, whose tree's room is free: it may be another scope's now
+            dispatch_others_after(tx, s, seen.uid)
         await closing.outbox.flush(tx)
         return FinishAnswer(status=status.value)
 
