@@ -36,7 +36,7 @@ _SUPPLY_S = 45.0
 _MEMORY_BYTES_MIN = 2 << 30
 _PREFIX = "tk-test-"
 _NEW_PREFIX = ".tk-new-"
-_DATABASES = "tk_test"
+_DATABASES = "tk_test"  # on a server that stays
 _ALIVE = ".alive.lock"
 # Durable, but without what only a busy or a replicated server needs.
 FAST_SETTINGS = {
@@ -151,7 +151,8 @@ def postgres_server() -> Generator[PostgresServer]:
     with private_directory() as directory:
         embedded = embedded_at(directory)
         embedded.start_blocking()
-        server = PostgresServer(embedded.url("postgres"), f"{_DATABASES}_{session}", keep=_USED_DATABASES)
+        # Another name than those that are swept: whatever lies there goes with the server, and nobody holds a lock on it.
+        server = PostgresServer(embedded.url("postgres"), f"test_{session}", keep=_USED_DATABASES)
         try:
             yield _with_template(server)
         finally:

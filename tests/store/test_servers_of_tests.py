@@ -52,12 +52,16 @@ def first_line(process: "subprocess.Popen[str]") -> str:
 
 def test_a_session_leaves_nothing_on_a_server_that_stays(given: str) -> None:
     """Not even where a test keeps a connection, or has not given its database back."""
+    of_others = set(databases(given, "test_"))
+    assert of_others, "those of the session that runs this test"
     with postgres.postgres_server() as server:
         kept = psycopg.connect(server.create_database())
         server.give_back(server.create_database())
         server.create_database(empty=True)
         assert len(databases(given, server.prefix)) >= 3
     assert databases(given, server.prefix) == []
+    template = {name for name in of_others if name.endswith("_template")}
+    assert template <= set(databases(given, "test_"))
     with pytest.raises(psycopg.OperationalError):
         kept.execute("SELECT 1")
 
