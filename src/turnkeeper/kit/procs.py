@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import resource
 import select
 import signal
 from collections.abc import Generator
@@ -21,6 +22,7 @@ from turnkeeper.kit.clock import system_clock
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_DESCRIPTORS: Final = 65_536
 _DEAD_STATES: Final = frozenset("ZXx")
 
 # For `setsigdef` of os.posix_spawn; 32 and 33 are the C library's own.
@@ -193,6 +195,20 @@ def keep_signals_to_oneself() -> None:
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
     """A handler, which unlike SIG_IGN ends at an exec."""
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process open as many files as it may, up to 65,536. The limit that holds now.
+
+    The usual soft limit, 1,024, is for programs that use `select`. More is never needed here, and some programs, whom this
+    limit reaches, close every descriptor that there may be.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return _DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def set_child_subreaper() -> None:

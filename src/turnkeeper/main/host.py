@@ -5,7 +5,7 @@ from pathlib import Path
 from turnkeeper.domain.settings import Limits, require_valid, timing_from_environ, with_lease_ttl
 from turnkeeper.kit import log as logs
 from turnkeeper.kit.log import get_logger
-from turnkeeper.kit.procs import keep_signals_to_oneself
+from turnkeeper.kit.procs import keep_signals_to_oneself, raise_descriptor_limit
 from turnkeeper.main.environment import Environment
 from turnkeeper.main.processes import die_with_parent
 from turnkeeper.runner.host import run_host
@@ -41,6 +41,7 @@ def run(capacity: int, lease_ttl: int | None) -> int:
     """Run until SIGTERM (drain) or SIGINT. The exit status."""
     die_with_parent()
     keep_signals_to_oneself()
+    raise_descriptor_limit()
     environment = Environment.of_process()
     logs.configure("host", environment.text("TURNKEEPER_LOG_LEVEL", "info"))
     settings = settings_from(environment, capacity, lease_ttl)
