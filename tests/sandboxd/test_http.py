@@ -103,6 +103,9 @@ async def test_malformed_requests(manager: Manager) -> None:
         (b"GET /v1/mark HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n", b"400"),
         (head(manager, "GET /v1/mark", "connection: Upgrade", "upgrade: h2c"), b"400"),
         (head(manager, "GET /v1/mark", *[f"h{n}: {'x' * 1000}" for n in range(100)]), b"431"),
+        (head(manager, "GET /v1/mark")[:-2] + b"endless: " + b"x" * 900_000, b"431"),
+        (head(manager, "PUT /v1/secrets", "transfer-encoding: chunked") + b"1;" + b"x" * 900_000, b"431"),
+        (head(manager, "PUT /v1/secrets", "transfer-encoding: chunked") + b"0\r\nt: " + b"x" * 900_000, b"431"),
         (head(manager, "PUT /v1/secrets", "content-length: 99999999") + b"x" * 9_000_000, b"413"),
         (b"\x16\x03\x01\x00\xa5\x01\x00", b"400"),
     ):

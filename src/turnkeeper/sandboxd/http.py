@@ -22,6 +22,8 @@ from turnkeeper.kit.log import get_logger
 _log = get_logger("sandboxd.http")
 HEADERS_BYTES_MAX: Final = 64 * 1024
 CONNECTIONS_MAX: Final = 256
+# A chunk may cost this much beside its bytes: its length and line ends, and a short extension.
+_CHUNK_BYTES: Final = 16
 _PIPELINE_MAX: Final = 16
 _LINGER_S: Final = 2.0
 _HIGH_WATER_BYTES: Final = 512 * 1024
@@ -73,6 +75,7 @@ class _Incoming:
     url: bytes = b""
     headers: dict[str, str] = field(default_factory=dict[str, str])
     header_bytes: int = 0
+    complete: bool = False
     body: bytearray = field(default_factory=bytearray)
     keep_alive: bool = True
     refused: int | None = None
@@ -92,6 +95,9 @@ class _Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._closing = False
+        self._began = False
+        self._spent = 0
+        self._paid = 0
 
     # asyncio.Protocol
 
@@ -123,22 +129,33 @@ class _Connection(asyncio.Protocol):
             self._refuse(400)
         except httptools.HttpParserError:
             self._refuse(400)
+        # What the parser keeps to itself: a line without an end, chunk extensions. Parsing gets slower with its length.
+        self._spent = 0 if self._began else max(0, self._spent + len(data) - self._paid)
+        self._began, self._paid = False, 0
+        if self._spent > HEADERS_BYTES_MAX:
+            self._refuse(431)
 
     # httptools
 
     def on_message_begin(self) -> None:
         self._incoming = _Incoming()
+        self._began = True
 
     def on_url(self, url: bytes) -> None:
         self._incoming.url += url
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
-        if self._incoming.refused is None:
+        self._count(len(name) + len(value) + 4)
+        if self._incoming.refused is None and not self._incoming.complete:  # no trailers
             self._incoming.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
+    def on_headers_complete(self) -> None:
+        self._incoming.complete = True
+        self._began = True
+
     def on_body(self, body: bytes) -> None:
+        self._paid += 3 * len(body) + _CHUNK_BYTES
         if self._incoming.refused is not None:
             return
         self._incoming.body += body
