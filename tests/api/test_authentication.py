@@ -145,7 +145,9 @@ def test_another_name_is_refused(shared_world: World, host: str) -> None:
     """A page of another site whose name points here (DNS rebinding) says its own name, and gets nothing."""
     for path in ("/v1/me", "/conversations", "/login?token=x", "/openapi.json", "/static/style.css"):
         answer = shared_world.owner.http.get(path, headers={"Host": host})
-        problem(answer, 403, "forbidden")
+        refused = problem(answer, 403, "host_not_allowed")
+        assert "TURNKEEPER_ALLOWED_HOSTS" in refused["title"]
+        assert "--allowed-host" in refused["detail"]
     for good in ("127.0.0.1:99999", "localhost:", "[::1]:80"):
         assert shared_world.owner.http.get("/v1/me", headers={"Host": good}).status_code == 200
         assert shared_world.client().get("/conversations", headers={"Host": good}).status_code == 401

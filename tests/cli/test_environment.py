@@ -9,6 +9,7 @@ from turnkeeper.domain.errors import OptionRefused, SettingRefused
 from turnkeeper.main import control, host, provisioner
 from turnkeeper.main.environment import Environment, ListenAddress, parse_listen
 from turnkeeper.main.paths import DataDirectory, default_data_directory
+from turnkeeper.main.reach import allowed_hosts, is_loopback, own_url
 from turnkeeper.main.sockets import bind
 
 
@@ -271,3 +272,29 @@ def test_how_much_an_owner_may_run_at_once(settings: dict[str, str]) -> None:
     assert control.settings_from(more, "127.0.0.1:0", None).limits.trees_per_owner == 3
     with pytest.raises(SettingRefused, match="TURNKEEPER_TREES_PER_OWNER is '0'; it must be a positive integer"):
         control.settings_from(Environment({**settings, "TURNKEEPER_TREES_PER_OWNER": "0"}), "127.0.0.1:0", None)
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback", "url", "hosts"),
+    [
+        ("127.0.0.1", True, "http://127.0.0.1:8420", "a.example,127.0.0.1"),
+        ("localhost", True, "http://localhost:8420", "a.example,localhost"),
+        ("::1", True, "http://[::1]:8420", "a.example,[::1]"),
+        ("0.0.0.0", False, "http://127.0.0.1:8420", "a.example"),  # noqa: S104 - the address that is tried
+        ("::", False, "http://[::1]:8420", "a.example"),
+        ("10.1.2.3", False, "http://10.1.2.3:8420", "a.example,10.1.2.3"),
+        ("Box.example", False, "http://Box.example:8420", "a.example,box.example"),
+    ],
+)
+def test_what_is_listened_on_can_be_opened(address: str, loopback: bool, url: str, hosts: str) -> None:
+    """The link is an address that opens, and the server answers to the name that it was given."""
+    assert is_loopback(address) is loopback
+    assert own_url(address, 8420) == url
+    assert allowed_hosts(" a.example ,", (), address) == hosts
+    assert allowed_hosts(None, ("*",), address) == "*"
+
+
+def test_an_address_of_nobody_is_blamed_and_not_the_port() -> None:
+    """The setting that gave it is named."""
+    with pytest.raises(SettingRefused, match=r"^--host: cannot listen on 300\.1\.1\.1"):
+        bind(ListenAddress(host="300.1.1.1", port=0), "--port", "--host")

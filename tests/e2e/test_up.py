@@ -7,6 +7,8 @@ import shutil
 import signal
 import socket
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Generator
 from pathlib import Path
 
@@ -32,6 +34,17 @@ def refused(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) 
     return ran.one_line()
 
 
+def answered(url: str, host: str) -> int:
+    """The status of a GET that names `host`."""
+    request = urllib.request.Request(url, headers={"Host": host})  # noqa: S310 - our own
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
+            return answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
 # ---- refusals ----
 
 
@@ -41,6 +54,41 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         assert f"cannot listen on 127.0.0.1:{port} (it is in use)" in refused(tmp_path, "--port", port)
     assert not (tmp_path / "data" / "postgres").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("AGENT_LEASE_TTL", "soon"), ("AGENT_HEARTBEAT_INTERVAL", "-1"), ("TURNKEEPER_LOG_LEVEL", "loud"),
+     ("SANDBOX_IDLE_TIMEOUT_SECONDS", "0"), ("TURNKEEPER_TREES_PER_OWNER", "many")],
+)  # fmt: skip
+def test_a_wrong_setting_is_named_before_anything_is_made(setting: str, value: str, tmp_path: Path) -> None:
+    """Also those that only a later process reads."""
+    line = refused(tmp_path, env={setting: value})
+    assert f"{setting} is '{value}'" in line
+    assert "does not start" not in line
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_open_data_directory_is_left_as_it_is(tmp_path: Path) -> None:
+    """Refused, and nothing is made in it."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o777)
+    assert "is open to other users: chmod 700" in refused(tmp_path)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_name_that_does_not_exist_is_blamed_on_host(tmp_path: Path) -> None:
+    """And not on the port."""
+    assert "--host: cannot listen on 300.1.1.1" in refused(tmp_path, "--host", "300.1.1.1")
+
+
+def test_open_to_other_machines(tmp_path: Path) -> None:
+    """The link opens, the machine's own addresses and the names that were given are answered, and a warning says: no TLS."""
+    arguments = ("--host", "0.0.0.0", "--allowed-host", "box.example")  # noqa: S104 - what is tried
+    with Product(None, *arguments) as product:
+        assert product.url.startswith("http://127.0.0.1:")
+        found = [answered(f"{product.url}/login", name) for name in ("127.0.0.1", "box.example", "other.example")]
+        assert found == [401, 401, 403]  # 401: the page that asks to sign in
 
 
 def test_a_data_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What stands around every part: the name under which we are asked, the last answer to a defect, and the measuring."""
 
+import ipaddress
 import re
 from collections.abc import Collection
 from typing import Any
@@ -116,11 +117,25 @@ def check_host(scope: Scope, allowed: Collection[str]) -> None:
     """`ProblemRaised` where the request names another host: a page elsewhere may have made its name point here."""
     value = next((v for k, v in scope["headers"] if k == b"host"), b"").decode("latin-1")
     name = _PORT.sub("", value)
-    if name.lower() not in allowed:
+    if name.lower() not in allowed and name != _reached_at(scope):
         names = ", ".join(sorted(allowed))
         raise ProblemRaised(
-            ProblemCode.FORBIDDEN, f"Host is {shown(value)}: this server answers to {names} only", field="host"
+            ProblemCode.HOST_NOT_ALLOWED,
+            f"Host is {shown(value)}: this server answers to {names}; "
+            "add a name with `turnkeeper up --allowed-host NAME` or TURNKEEPER_ALLOWED_HOSTS",
+            field="host",
         )
+
+
+def _reached_at(scope: Scope) -> str | None:
+    """The address of ours that this connection came to, as a browser writes it. An address cannot be made to point elsewhere."""
+    try:
+        address = ipaddress.ip_address(str((scope.get("server") or ("",))[0]))
+    except ValueError:
+        return None
+    if address.version == 6 and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return f"[{address}]" if address.version == 6 else str(address)
 
 
 def is_outage(failure: Exception) -> bool:

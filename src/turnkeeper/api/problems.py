@@ -20,6 +20,7 @@ STATUS: Mapping[ProblemCode, int] = {
     ProblemCode.INVALID_JSON: 400,
     ProblemCode.UNAUTHORIZED: 401,
     ProblemCode.FORBIDDEN: 403,
+    ProblemCode.HOST_NOT_ALLOWED: 403,
     ProblemCode.NOT_FOUND: 404,
     ProblemCode.METHOD_NOT_ALLOWED: 405,
     ProblemCode.NOT_ACCEPTABLE: 406,

@@ -17,6 +17,13 @@ from turnkeeper.cli.output import json_option
 )
 @click.option("--host", "address", default="127.0.0.1", show_default=True, help="Address of the page and the API.")
 @click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A further name by which page and API are reached; may be repeated. --host is one by itself; `*` for any name.",
+)
+@click.option(
     "--port", default=8420, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 picks a free one."
 )
 @click.option(
@@ -41,6 +48,7 @@ from turnkeeper.cli.output import json_option
 def up(
     data: Path | None,
     address: str,
+    allowed_hosts: tuple[str, ...],
     port: int,
     capacity: int,
     unsafe_no_isolation: bool,
@@ -60,5 +68,6 @@ def up(
         capacity=capacity,
         unsafe_no_isolation=unsafe_no_isolation,
         end_sandboxes=end_sandboxes,
+        allowed_hosts=allowed_hosts,
     )
     return run_up(settings, on_ready=lambda running: announce(running, as_json=as_json))

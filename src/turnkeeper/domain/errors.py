@@ -44,6 +44,7 @@ class ProblemCode(StrEnum):
     INVALID_JSON = "invalid_json"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
+    HOST_NOT_ALLOWED = "host_not_allowed"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     NOT_ACCEPTABLE = "not_acceptable"
@@ -199,6 +200,10 @@ _TITLES: dict[ProblemCode, tuple[str, str]] = {
     ProblemCode.INVALID_JSON: ("The body is not valid JSON", "请求正文不是有效的 JSON"),
     ProblemCode.UNAUTHORIZED: ("A valid key is needed", "需要有效的密钥"),
     ProblemCode.FORBIDDEN: ("This key may not do that", "此密钥无权执行该操作"),
+    ProblemCode.HOST_NOT_ALLOWED: (
+        "This server is not set up to be reached by that name (TURNKEEPER_ALLOWED_HOSTS)",
+        "此服务器未设置为可通过该名称访问（TURNKEEPER_ALLOWED_HOSTS）",
+    ),
     ProblemCode.NOT_FOUND: ("There is no such thing", "找不到该内容"),
     ProblemCode.METHOD_NOT_ALLOWED: ("That method is not possible here", "此处不支持该方法"),
     ProblemCode.NOT_ACCEPTABLE: ("The answer is not available in that form", "无法以所要求的格式回应"),

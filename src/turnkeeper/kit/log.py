@@ -28,7 +28,7 @@ _HARMLESS_SUFFIX = ("_hash", "_sha256", "_id", "_name", "_names", "_count", "_ty
 # 20 characters: a secret of ours has 43 after its prefix, a word in prose after `tk_` has fewer.
 _SECRET_TEXT = re.compile(r"\btk[whps]?_[A-Za-z0-9_-]{20,}")
 _BEARER = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
-_LEVELS: Final = ("debug", "info", "warning", "error")
+LEVELS: Final = ("debug", "info", "warning", "error")
 
 _configured = False
 _opened: TextIO | None = None  # the file that we opened ourselves, closed by the next `configure`
@@ -42,8 +42,8 @@ def configure(
     `process` becomes a field of every event. `level` is debug, info, warning or error.
     """
     global _configured, _opened
-    if level not in _LEVELS:
-        raise ValueError(f"log level is one of {', '.join(_LEVELS)}; got {level!r}")
+    if level not in LEVELS:
+        raise ValueError(f"log level is one of {', '.join(LEVELS)}; got {level!r}")
     structlog = _structlog()
     before, _opened = _opened, path.open("a", encoding="utf-8", buffering=1) if path is not None else None
     renderer: Any = structlog.processors.JSONRenderer(ensure_ascii=True, default=str) if json else _render_text

@@ -25,6 +25,7 @@ from turnkeeper.kit.procs import keep_signals_to_oneself
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.main.environment import Environment, ListenAddress, parse_listen
 from turnkeeper.main.outside import ProvisionerCommands, ProvisionerDeleter
+from turnkeeper.main.preflight import require_log_level
 from turnkeeper.main.processes import die_with_parent
 from turnkeeper.main.serve import make_server
 from turnkeeper.main.sockets import bind
@@ -92,7 +93,7 @@ def run(listen: str, lease_ttl: int | None) -> int:
     die_with_parent()
     keep_signals_to_oneself()
     environment = Environment.of_process()
-    logs.configure("control", environment.text("TURNKEEPER_LOG_LEVEL", "info"))
+    logs.configure("control", require_log_level(environment))
     settings = settings_from(environment, listen, lease_ttl)
     stop = StopSignal()
     import uvloop

@@ -90,7 +90,10 @@ class DataDirectory:
     def make(self) -> None:
         """Create the directories; refuse one that cannot be written or that others can read."""
         try:
-            for path in (self.root, self.run, self.logs, self.keys, self.hosts):
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.root.stat().st_mode & 0o077:
+                raise SettingRefused(f"data directory {self.root} is open to other users: chmod 700 {self.root}")
+            for path in (self.run, self.logs, self.keys, self.hosts):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise SettingRefused(
@@ -101,8 +104,6 @@ class DataDirectory:
             raise SettingRefused(
                 f"data directory {self.root} is not writable: give a writable one with --data or TURNKEEPER_DATA"
             )
-        if self.root.stat().st_mode & 0o077:
-            raise SettingRefused(f"data directory {self.root} is open to other users: chmod 700 {self.root}")
 
 
 def default_data_directory() -> Path:

@@ -12,6 +12,7 @@ from turnkeeper.kit import log as logs
 from turnkeeper.kit.procs import keep_signals_to_oneself
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.main.environment import Environment, parse_listen
+from turnkeeper.main.preflight import require_log_level
 from turnkeeper.main.processes import die_with_parent
 from turnkeeper.main.serve import make_server
 from turnkeeper.main.sockets import bind
@@ -56,7 +57,7 @@ def run(listen: str, *, unsafe_no_isolation: bool) -> int:
     die_with_parent()
     keep_signals_to_oneself()
     environment = Environment.of_process()
-    logs.configure("provisioner", environment.text("TURNKEEPER_LOG_LEVEL", "info"))
+    logs.configure("provisioner", require_log_level(environment))
     settings = settings_from(environment, isolated=not unsafe_no_isolation)
     stop = StopSignal()
     import uvloop

@@ -8,10 +8,14 @@ from turnkeeper.kit.sockets import bind_unix
 from turnkeeper.main.environment import ListenAddress
 
 BACKLOG = 1024
+_OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES, errno.EPERM)
 
 
-def bind(address: ListenAddress, setting: str) -> socket.socket:
-    """A listening socket, before anything else is started: a port in use stops the start, with one line."""
+def bind(address: ListenAddress, setting: str, host_setting: str | None = None) -> socket.socket:
+    """A listening socket, before anything else is started: a port in use stops the start, with one line.
+
+    `setting` gave the port, and `host_setting`, where it is another one, the address.
+    """
     if address.descriptor is not None:
         return socket.socket(fileno=address.descriptor)
     if address.socket_path is not None:
@@ -28,8 +32,9 @@ def bind(address: ListenAddress, setting: str) -> socket.socket:
         sock.listen(BACKLOG)
     except (OSError, socket.gaierror) as error:
         sock.close()
-        why = "it is in use" if getattr(error, "errno", None) == errno.EADDRINUSE else str(error.strerror)
+        why = "it is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
+        blamed = setting if error.errno in _OF_THE_PORT else host_setting or setting
         raise SettingRefused(
-            f"{setting}: cannot listen on {address.host}:{address.port} ({why}); choose another"
+            f"{blamed}: cannot listen on {address.host}:{address.port} ({why}); choose another"
         ) from error
     return sock

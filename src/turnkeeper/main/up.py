@@ -29,7 +29,9 @@ from turnkeeper.kit.procs import keep_signals_to_oneself
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.main.environment import Environment, ListenAddress
 from turnkeeper.main.paths import DataDirectory, default_data_directory
+from turnkeeper.main.preflight import require_settings
 from turnkeeper.main.processes import ManagedProcess
+from turnkeeper.main.reach import allowed_hosts, is_loopback, own_url
 from turnkeeper.main.sockets import bind
 from turnkeeper.main.teardown import end_sandboxes
 from turnkeeper.provisioner.backends.local.bubblewrap import IsolationUnavailableError, check_private
@@ -45,7 +47,7 @@ DATABASE_PAUSE_S = 2.0
 # A process that has ended so often before all were ready will not become well by a further start.
 GIVEN_UP_AFTER = 3
 # Settings of the control plane that somebody may give to `up`.
-OF_CONTROL = ("TURNKEEPER_TREES_PER_OWNER", "TURNKEEPER_ALLOWED_HOSTS")
+OF_CONTROL = ("TURNKEEPER_TREES_PER_OWNER",)
 
 log = get_logger("main.up")
 
@@ -62,6 +64,7 @@ class UpSettings:
     unsafe_no_isolation: bool
     end_sandboxes: bool
     environment: Mapping[str, str]
+    allowed_hosts: tuple[str, ...] = ()
 
     @classmethod
     def of_environment(
@@ -73,6 +76,7 @@ class UpSettings:
         capacity: int,
         unsafe_no_isolation: bool,
         end_sandboxes: bool,
+        allowed_hosts: Sequence[str] = (),
     ) -> "UpSettings":
         """The command's options, completed from the environment."""
         environment = Environment.of_process()
@@ -85,18 +89,20 @@ class UpSettings:
             unsafe_no_isolation=unsafe_no_isolation,
             end_sandboxes=end_sandboxes,
             environment=environment.values,
+            allowed_hosts=tuple(allowed_hosts),
         )
 
 
 @dataclass(frozen=True)
 class Running:
-    """A product that answers. `link` opens the page once."""
+    """A product that answers. `link` opens the page once; `open_at` is where others reach it, None on loopback."""
 
     url: str
     link: str
     data: DataDirectory
     uid: str
     pids: Mapping[str, int | None]
+    open_at: str | None = None
 
 
 OnReady = Callable[[Running], Awaitable[None] | None]
@@ -105,6 +111,7 @@ OnReady = Callable[[Running], Awaitable[None] | None]
 def run_up(settings: UpSettings, *, on_ready: OnReady) -> int:
     """Run until SIGTERM or SIGINT, or until `on_ready` raised. The exit status."""
     keep_signals_to_oneself()
+    require_settings(Environment(settings.environment))
     data = DataDirectory(settings.data)
     data.make()
     logs.configure("up", settings.environment.get("TURNKEEPER_LOG_LEVEL", "info"), path=data.logs / "up.log")
@@ -125,6 +132,12 @@ def announce(running: Running, *, as_json: bool) -> None:
     click.echo(f"Turnkeeper runs at {running.url}")
     click.echo(f"  page   {running.link}   (opens once)")
     click.echo(f"  data   {running.data.root}")
+    if running.open_at is not None:
+        click.echo(f"  open   to other machines at {running.open_at}")
+        click.echo(
+            "warning: there is no TLS: keys and sessions cross the network in the clear, unless a proxy encrypts",
+            err=True,
+        )
     click.echo('  try    turnkeeper chat "hello"')
     click.echo("Ctrl-C stops it; what runs then is given time to end.")
 
@@ -173,10 +186,10 @@ class _Up:
             _require_isolation(self.data.root)
         address = ListenAddress(host=self.settings.address, port=self.settings.port)
         with (
-            bind(address, "--port") as control_socket,
+            bind(address, "--port", "--host") as control_socket,
             bind(ListenAddress(socket_path=self.data.provisioner_socket), "provisioner.sock") as provisioner_socket,
         ):
-            url = ListenAddress(host=self.settings.address, port=control_socket.getsockname()[1]).url
+            url = own_url(self.settings.address, control_socket.getsockname()[1])
             async with self._database() as dsn:
                 made = await self._bootstrap(dsn)
                 processes = self._processes(dsn, url, control_socket, provisioner_socket)
@@ -252,6 +265,9 @@ class _Up:
                 "TURNKEEPER_PROVISIONER_URL": provisioner_url,
                 "TURNKEEPER_PROVISIONER_TOKEN_FILE": str(data.provisioner_token),
                 "TURNKEEPER_EXPECT_HOSTS": "1",
+                "TURNKEEPER_ALLOWED_HOSTS": allowed_hosts(
+                    given.environment.get("TURNKEEPER_ALLOWED_HOSTS"), given.allowed_hosts, given.address
+                ),
                 **{name: given.environment[name] for name in OF_CONTROL if given.environment.get(name)},
             },
             data.logs / "control.log",
@@ -295,7 +311,9 @@ class _Up:
             await self._wait_ready(processes, url)
             pids = {process.name: process.pid for process in processes}
             link = f"{url}{LINK_PATH}?token={made['link_secret']}"
-            running = Running(url, link, self.data, made["uid"], pids)
+            there = self.settings.address
+            open_at = None if is_loopback(there) else ListenAddress(host=there, port=int(url.rpartition(":")[2])).url
+            running = Running(url, link, self.data, made["uid"], pids, open_at)
             await self._until_stopped(on_ready(running), keeping)
             return 0
         finally:
