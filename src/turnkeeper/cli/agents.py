@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from turnkeeper.cli.connection import connection_options
-from turnkeeper.cli.output import json_option, print_json, print_table
+from turnkeeper.cli.output import json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
     from turnkeeper.client.owner import OwnerClient
@@ -62,13 +62,13 @@ def show(connect: Connect, name: str, as_json: bool) -> None:
     if as_json:
         print_json(one)
         return
-    click.echo(f"agent      {one.name} ({one.title})")
-    click.echo(f"available  {'yes' if one.available else f'no: {one.unavailable}'}")
+    say(f"agent      {one.name} ({one.title})")
+    say(f"available  {'yes' if one.available else f'no: {one.unavailable}'}")
     if one.install:
-        click.echo(f"install    {one.install}")
+        say(f"install    {one.install}")
     for field, value in (one.definition or {}).items():
         if value not in (None, [], {}, ""):
-            click.echo(f"  {field} = {value}")
+            say(f"  {field} = {value}")
 
 
 @agents.command(epilog="Example: turnkeeper agents add my-agent.toml")
@@ -89,7 +89,7 @@ def add(connect: Connect, file: Path, as_json: bool) -> None:
     if as_json:
         print_json(one)
     else:
-        click.echo(f"added {one.name}" + ("" if one.available else f" (unavailable here: {one.unavailable})"))
+        say(f"added {one.name}" + ("" if one.available else f" (unavailable here: {one.unavailable})"))
 
 
 @agents.command(epilog="Example: turnkeeper agents remove my-agent")
@@ -103,4 +103,4 @@ def remove(connect: Connect, name: str, as_json: bool) -> None:
     if as_json:
         print_json({"removed": name})
     else:
-        click.echo(f"removed {name}")
+        say(f"removed {name}")

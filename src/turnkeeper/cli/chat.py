@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from turnkeeper.cli.connection import connection_options
-from turnkeeper.cli.output import json_option
+from turnkeeper.cli.output import json_option, say
 
 if TYPE_CHECKING:
     from turnkeeper.client.owner import OwnerClient
@@ -40,7 +40,7 @@ def chat(connect: Connect, text: str | None, agent: str, thread: str | None, wor
         if thread is None:
             thread = begin(client, agent, workdir).thread_id
             if not as_json:
-                click.secho(f"conversation {thread}", dim=True)
+                say(f"conversation {thread}", dim=True)
         if text is not None:
             return 0 if turn(client, thread, text, as_json=as_json) == "completed" else 1
         status = "completed"
@@ -59,7 +59,7 @@ def turn(client: "OwnerClient", thread: str, text: str, *, as_json: bool) -> str
     try:
         end = show_stream(client.run_events(run), as_json=as_json)
     except KeyboardInterrupt:
-        click.secho("\ncancelling (Ctrl-C again leaves at once)", dim=True, err=True)
+        say("\ncancelling (Ctrl-C again leaves at once)", dim=True, err=True)
         client.cancel(run)
         end = show_stream(client.run_events(run), as_json=as_json)
     if end.get("status") != "completed" and not as_json:
@@ -79,12 +79,12 @@ def _tell_if_lost(client: "OwnerClient", thread: str, run: str) -> None:
     while (text := client.conversation(thread).lost_text) is None and system_clock.monotonic() < ends:
         system_clock.wait(threading.Event(), LOOK_S)
     if text is not None:
-        click.secho(f"! {text}", fg="red")
+        say(f"! {text}", fg="red")
 
 
 def _read_line() -> str | None:
     try:
         return input("> ")
     except EOFError:
-        click.echo()
+        say()
         return None

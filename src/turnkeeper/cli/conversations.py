@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from turnkeeper.cli.connection import connection_options
-from turnkeeper.cli.output import json_option, moment, one_line, print_json, print_table
+from turnkeeper.cli.output import json_option, moment, one_line, print_json, print_table, say
 
 if TYPE_CHECKING:
     from turnkeeper.client.owner import OwnerClient
@@ -101,16 +101,16 @@ def _print(one: "Conversation", as_json: bool) -> None:
     if as_json:
         print_json(one)
         return
-    click.echo(f"conversation  {one.thread_id}")
-    click.echo(f"agent         {one.agent}")
-    click.echo(f"state         {one.state}{' (queue paused)' if one.queue_paused else ''}")
-    click.echo(f"workdir       {one.workdir}")
-    click.echo(f"turns         {one.native_turn} settled, workspace epoch {one.epoch}")
-    click.echo(f"created       {moment(one.created_at)}")
-    click.echo(f"updated       {moment(one.updated_at)}")
+    say(f"conversation  {one.thread_id}")
+    say(f"agent         {one.agent}")
+    say(f"state         {one.state}{' (queue paused)' if one.queue_paused else ''}")
+    say(f"workdir       {one.workdir}")
+    say(f"turns         {one.native_turn} settled, workspace epoch {one.epoch}")
+    say(f"created       {moment(one.created_at)}")
+    say(f"updated       {moment(one.updated_at)}")
     if one.live_run_id:
-        click.echo(f"live run      {one.live_run_id}")
+        say(f"live run      {one.live_run_id}")
     if one.title:
-        click.echo(f"title         {one_line(one.title, 200)}")
+        say(f"title         {one_line(one.title, 200)}")
     if one.lost_text:
-        click.echo(one.lost_text)
+        say(one.lost_text)

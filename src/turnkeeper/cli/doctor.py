@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from turnkeeper.cli.output import json_option, print_json
+from turnkeeper.cli.output import json_option, print_json, say
 
 if TYPE_CHECKING:
     from turnkeeper.domain.history import Finding
@@ -40,7 +40,7 @@ def doctor(database: str | None, data: Path | None, as_json: bool) -> int:
         if as_json:
             findings.append(finding)
         else:
-            click.echo(str(finding))
+            say(str(finding))
 
     examined = examine_database(dsn, report, of_local_up=of_local_up)
     if as_json:
@@ -52,7 +52,7 @@ def doctor(database: str | None, data: Path | None, as_json: bool) -> int:
             }
         )
     else:
-        click.echo(_summary(examined))
+        say(_summary(examined))
     return 1 if examined.findings else 0
 
 

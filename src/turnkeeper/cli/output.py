@@ -1,6 +1,12 @@
-"""How commands print: one JSON value with `--json`, tables and lines for people otherwise."""
+"""How commands print: one JSON value with `--json`, tables and lines for people otherwise.
+
+What agents and other people wrote reaches a terminal through here alone. A terminal carries out what it reads: a sequence
+in an agent's text could fill the clipboard, rewrite what stands above, or turn a line's direction so that it reads as
+something else.
+"""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -13,7 +19,36 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# C0 but tab and newline, DEL, C1; and what embeds, overrides or isolates the direction of text. A CR before a newline is
+# the end of a line as other systems write it.
+_OBEYED = re.compile("\r(?=\n)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+def visible(text: str) -> str:
+    """`text` with everything that a terminal would carry out replaced by a sign for it, such as `␛` or `<U+202E>`."""
+    return _OBEYED.sub(_sign, text)
+
+
+def _sign(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if found[0] == "\r" and found.string[found.end() : found.end() + 1] == "\n":
+        return ""
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"<U+{code:04X}>"
+
+
+def say(text: str = "", *, nl: bool = True, err: bool = False, **style: Any) -> None:
+    """Print text in which something may be that somebody else wrote. `style` as for `click.style`."""
+    click.secho(visible(text), nl=nl, err=err, **style)
+
+
+def say_json(value: object) -> None:
+    """One JSON value on one line. On a terminal what it would carry out is escaped, which is the same value."""
+    text = json.dumps(value, ensure_ascii=False)
+    click.echo(_OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text) if sys.stdout.isatty() else text)
 
 
 def print_json(value: "BaseModel | Sequence[BaseModel] | dict[str, Any]") -> None:
@@ -24,7 +59,7 @@ def print_json(value: "BaseModel | Sequence[BaseModel] | dict[str, Any]") -> Non
         plain = [one.model_dump(mode="json") for one in value]
     else:
         plain = value.model_dump(mode="json")
-    click.echo(json.dumps(plain, ensure_ascii=False))
+    say_json(plain)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
@@ -41,7 +76,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(visible(cell)) for cell in row))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000, highlight=False)
     if not sys.stdout.isatty():
         console.width = max(80, console.measure(table).maximum)

@@ -10,6 +10,7 @@ import click
 
 from turnkeeper import __version__
 from turnkeeper.cli.lazy import LazyGroup
+from turnkeeper.cli.output import say
 
 COMMANDS = {
     "demo": ("turnkeeper.cli.demo:demo", "Start everything and run a conversation of three turns in a sandbox."),
@@ -53,12 +54,12 @@ def run(args: list[str] | None = None) -> int:
     try:
         status: Any = root.main(args=args, prog_name="turnkeeper", standalone_mode=False)
     except click.exceptions.Abort:
-        click.echo("stopped", err=True)
+        say("stopped", err=True)
         return 1
     except click.UsageError as error:
         return _used_wrongly(error)
     except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
+        say(f"error: {error.format_message()}", err=True)
         return error.exit_code
     except BrokenPipeError:
         # the reader of our output went away, as `| head` does
@@ -76,7 +77,7 @@ def _used_wrongly(error: click.UsageError) -> int:
         return 2
     command = error.ctx.command_path if error.ctx is not None else "turnkeeper"
     message = " ".join(error.format_message().split())
-    click.echo(f"error: {message.rstrip('.')} (see {command} --help)", err=True)
+    say(f"error: {message.rstrip('.')} (see {command} --help)", err=True)
     return 2
 
 
@@ -91,10 +92,10 @@ def _unexpected(error: Exception) -> int:
         traceback.print_exception(error)
     elif isinstance(error, SettingRefused):
         for line in error.lines:
-            click.echo(f"error: {line}", err=True)
+            say(f"error: {line}", err=True)
     elif isinstance(error, OperationalError):
-        click.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
     else:
         hint = "set TURNKEEPER_DEBUG=1 to see where it came from"
-        click.echo(f"error: unexpected {type(error).__name__}: {error} ({hint})", err=True)
+        say(f"error: unexpected {type(error).__name__}: {error} ({hint})", err=True)
     return 2 if isinstance(error, OptionRefused) else 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from turnkeeper.cli.connection import connection_options
-from turnkeeper.cli.output import json_option, moment, print_json, print_table
+from turnkeeper.cli.output import json_option, moment, print_json, print_table, say
 
 if TYPE_CHECKING:
     from turnkeeper.client.owner import OwnerClient
@@ -96,24 +96,22 @@ def cancel(connect: Connect, run: str, as_json: bool) -> None:
     if as_json:
         print_json(one)
     else:
-        click.echo(f"{one.id}  {one.status}")
+        say(f"{one.id}  {one.status}")
 
 
 def _print_detail(one: "RunDetail") -> None:
-    click.echo(f"run           {one.id}")
-    click.echo(f"conversation  {one.thread_id} ({one.agent})")
-    click.echo(f"status        {one.status}{' (ready)' if one.ready else ''}")
+    say(f"run           {one.id}")
+    say(f"conversation  {one.thread_id} ({one.agent})")
+    say(f"status        {one.status}{' (ready)' if one.ready else ''}")
     if one.error_code:
-        click.echo(f"error         {one.error_code}: {one.error_text or ''}")
+        say(f"error         {one.error_code}: {one.error_text or ''}")
     for name, value in (one.error_detail or {}).items():
-        click.echo(f"  {name}: {value}")
-    click.echo(
-        f"created       {moment(one.created_at)}   started {moment(one.started_at)}   ended {moment(one.ended_at)}"
-    )
+        say(f"  {name}: {value}")
+    say(f"created       {moment(one.created_at)}   started {moment(one.started_at)}   ended {moment(one.ended_at)}")
     if one.native_turn is not None:
-        click.echo(f"settled       native turn {one.native_turn}, workspace epoch {one.epoch}")
+        say(f"settled       native turn {one.native_turn}, workspace epoch {one.epoch}")
     for attempt in one.attempts:
-        click.echo(
+        say(
             f"attempt {attempt.attempt_no}     lease generation {attempt.lease_generation}, {attempt.lease_owner}: "
             f"claimed {moment(attempt.claimed_at)}, lease until {moment(attempt.lease_expires_at)}, "
             f"{attempt.outcome or 'open'}"
@@ -127,17 +125,17 @@ def print_changes(unavailable_why: str | None, changes: object) -> None:
     from turnkeeper.wire.turn import ChangeSummary
 
     if unavailable_why:
-        click.echo(f"changes       not recorded: {unavailable_why}")
+        say(f"changes       not recorded: {unavailable_why}")
         return
     if not isinstance(changes, ChangeSummary) or not changes.files:
-        click.echo("changes       none")
+        say("changes       none")
         return
-    click.echo(f"changes       +{changes.added_lines} -{changes.removed_lines}")
+    say(f"changes       +{changes.added_lines} -{changes.removed_lines}")
     for file in changes.files:
         counts = "binary" if file.binary else f"+{file.added_lines or 0} -{file.removed_lines or 0}"
-        click.echo(f"  {file.status:<12} {file.path}  {counts}")
+        say(f"  {file.status:<12} {file.path}  {counts}")
     if changes.omitted_files:
-        click.echo(f"  and {changes.omitted_files} more")
+        say(f"  and {changes.omitted_files} more")
 
 
 def _seconds(one: "Run") -> str:

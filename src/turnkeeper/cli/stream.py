@@ -1,11 +1,9 @@
 """A run's stream for people: text as it comes, tool calls and states as lines between."""
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from turnkeeper.cli.output import say, say_json
 from turnkeeper.wire.turn import ChangeSummary, EventKind
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ def show_stream(events: "Iterator[StreamEvent]", *, as_json: bool) -> dict[str, 
         if event.kind is EventKind.END:
             end = event.data
         if as_json:
-            click.echo(json.dumps({"seq": event.seq, "kind": event.kind, "data": event.data}, ensure_ascii=False))
+            say_json({"seq": event.seq, "kind": event.kind, "data": event.data})
         else:
             printer.show(event.kind, event.data)
     printer.finish_line()
@@ -42,18 +40,18 @@ class Printer:
         """Print one event."""
         if kind is EventKind.TEXT:
             text = str(data.get("text", ""))
-            click.echo(text, nl=False)
+            say(text, nl=False)
             self._in_text = not text.endswith("\n") if text else self._in_text
             return
         line = self._line(kind, data)
         if line is not None:
             self.finish_line()
-            click.secho(line, dim=kind not in _BAD, fg="red" if kind in _BAD else None)
+            say(line, dim=kind not in _BAD, fg="red" if kind in _BAD else None)
 
     def finish_line(self) -> None:
         """End the text's line, if one is open."""
         if self._in_text:
-            click.echo()
+            say()
             self._in_text = False
 
     def _line(self, kind: EventKind, data: dict[str, Any]) -> str | None:
