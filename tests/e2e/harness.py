@@ -337,7 +337,7 @@ class Product:
         if not file.exists():
             return []
         found: list[Received] = []
-        for line in file.read_text().splitlines():
+        for line in filter(None, file.read_text().split("\n")):  # a prompt may hold U+2028, which splitlines() splits at
             entry = json.loads(line)
             found.append(Received(entry["t"] / 1e9, entry["session"], entry["turn"], entry["pid"], entry["text"]))
         return found
