@@ -118,9 +118,9 @@ const show = {
 };
 
 // The conversation itself moved: no turn tells of it, and it may come after the end of the turn that it is about.
-function onConversation(event) {
+async function onConversation(event) {
+  await refresh(); // said to a screen reader when the page says it too
   announce.textContent = JSON.parse(event.data).text ?? "";
-  refresh();
 }
 
 function onEvent(event) {
