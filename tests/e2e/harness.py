@@ -337,7 +337,8 @@ class Product:
         if not file.exists():
             return []
         found: list[Received] = []
-        for line in filter(None, file.read_text().split("\n")):  # a prompt may hold U+2028, which splitlines() splits at
+        # Not splitlines(): a prompt may hold U+2028, which that takes for a line's end.
+        for line in filter(None, file.read_text().split("\n")):
             entry = json.loads(line)
             found.append(Received(entry["t"] / 1e9, entry["session"], entry["turn"], entry["pid"], entry["text"]))
         return found
