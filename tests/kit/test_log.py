@@ -149,6 +149,27 @@ def test_an_exception_is_told_by_class_and_place_and_never_by_its_message(out: i
     assert told.count("test_log.py") == 3
 
 
+def test_what_nobody_caught_is_told_without_its_message() -> None:
+    """Proves: E-02. In a thread and in the main one; the exit status stays what it would be."""
+    program = (
+        "import threading\n"
+        "from turnkeeper.kit.log import configure\n"
+        "configure('worker')\n"
+        "thread = threading.Thread(target=lambda: int('a prompt'), name='events-reader')\n"
+        "thread.start(); thread.join()\n"
+        "raise ValueError('quick' + 'silver')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    of_thread, of_process = map(json.loads, done.stderr.splitlines())
+    assert (of_thread["event"], of_thread["thread"]) == ("thread_broke", "events-reader")
+    assert of_process["event"] == "process_broke"
+    for told in (of_thread, of_process):
+        assert told["exception"].endswith("builtins.ValueError")
+    assert "quicksilver" not in done.stderr
+    assert "a prompt" not in done.stderr
+
+
 def test_bearer_credentials_and_prose() -> None:
     """Somebody else's bearer token too; a word that only looks like a prefix stays."""
     assert redact_text("Authorization: Bearer abcdefghijk") == f"Authorization: Bearer {REDACTED}"

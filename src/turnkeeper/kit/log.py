@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def configure(
         cache_logger_on_first_use=False,
     )
     _configured = True
+    _tell_uncaught()
     if before is not None:
         before.close()
 
@@ -163,6 +165,29 @@ def _stamp(process: str) -> "Processor":
         return event
 
     return add
+
+
+def _tell_uncaught() -> None:
+    """What nobody caught would be printed with its message (E-02). Whoever has a hook of their own keeps it."""
+    import threading
+
+    log = get_logger("uncaught")
+
+    def of_process(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, failure, trace)
+        else:
+            log.error("process_broke", exc_info=failure)
+
+    def of_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            name = args.thread.name if args.thread is not None else None
+            log.error("thread_broke", thread=name, exc_info=args.exc_value)
+
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = of_process
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = of_thread
 
 
 def _tell_exception(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
