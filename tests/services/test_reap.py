@@ -122,6 +122,8 @@ async def test_a_renewed_lease_is_not_reaped(driver: Driver, database_clock: Dat
     database_clock.offset(123)
     stale = reap.ExpiredAttempt(turn.claim.attempt, turn.claim.job, turn.lease)
     assert not await reap.reap_one(driver.s, stale)
+    database_clock.offset(119 + 121)  # over, and within the grace (protocol 8)
+    assert not await reap.reap_one(driver.s, stale)
     database_clock.offset(119 + 123)
     assert not await reap.reap_one(driver.s, reap.ExpiredAttempt(stale.id, stale.run_id, stale.lease_generation + 1))
     assert await reap.reap_one(driver.s, stale)
