@@ -14,7 +14,7 @@ from cli.terminal import environment
 from harness.postgres import wait_until
 from turnkeeper.kit.procs import ProcessId, identify, is_alive, kill, wait_gone
 from turnkeeper.main import processes
-from turnkeeper.main.processes import PARENT_ENV, ManagedProcess
+from turnkeeper.main.processes import PARENT_ENV, ManagedProcess, last_said
 
 # Stands for a process of the product: `python -m turnkeeper …` finds this package first.
 STANDIN = """
@@ -106,7 +106,7 @@ async def test_what_does_not_end_by_itself_is_killed(standin: dict[str, str], tm
 async def test_its_last_word_is_told_without_its_prefix(standin: dict[str, str], tmp_path: Path) -> None:
     """For `up`, which gives up and says why."""
     process = managed(tmp_path, standin, "fails")
-    assert process.last_word == "it has written nothing"
+    assert process.last_word == "it has said nothing"
     task = asyncio.create_task(process.run())
     await asyncio.to_thread(wait_until, lambda: process.ended >= 2, "it has ended twice")
     await process.stop()
@@ -114,6 +114,14 @@ async def test_its_last_word_is_told_without_its_prefix(standin: dict[str, str],
     await asyncio.wait({task})
     assert process.last_word == "no such luck"
     assert (tmp_path / "standin.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_event_of_the_log_is_no_last_word() -> None:
+    """It is for programs, and what went wrong is said beside it."""
+    event = '{"event": "database_unavailable", "level": "warning"}\n'
+    assert last_said(f"error: no such luck\n{event}{event}\n") == "no such luck"
+    assert last_said(event) is None
+    assert last_said("") is None
 
 
 async def test_a_log_that_has_grown_is_put_aside(

@@ -36,6 +36,13 @@ def die_with_parent() -> None:
         sys.exit(f"error: the process that started this one ({parent}) is gone")
 
 
+def last_said(text: str) -> str | None:
+    """The last line of `text` that is for people, without its `error: `. Events of the log, one JSON object a line, are not."""
+    lines = [line.strip() for line in text.split("\n")]
+    said = [line for line in lines if line and not line.startswith("{")]
+    return said[-1].removeprefix("error: ") if said else None
+
+
 @dataclass
 class ManagedProcess:
     """One process of the product. `pass_fds` are listening sockets that stay open over its restarts."""
@@ -92,14 +99,14 @@ class ManagedProcess:
 
     @property
     def last_word(self) -> str:
-        """The last line of its log, for somebody who wonders why it does not start."""
+        """What it said last in its log, for somebody who wonders why it does not start."""
         try:
             with self.log_file.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
-                lines = file.read().decode(errors="replace").splitlines()
+                text = file.read().decode(errors="replace")
         except OSError:
-            lines = []
-        return lines[-1].removeprefix("error: ") if lines else "it has written nothing"
+            text = ""
+        return last_said(text) or "it has said nothing"
 
     async def _start(self) -> asyncio.subprocess.Process:
         environment = {**self.environment, PARENT_ENV: str(os.getpid())}

@@ -30,7 +30,7 @@ from turnkeeper.kit.stop import StopSignal
 from turnkeeper.main.environment import Environment, ListenAddress
 from turnkeeper.main.paths import DataDirectory, default_data_directory
 from turnkeeper.main.preflight import require_settings
-from turnkeeper.main.processes import ManagedProcess
+from turnkeeper.main.processes import ManagedProcess, last_said
 from turnkeeper.main.reach import allowed_hosts, is_loopback, own_url
 from turnkeeper.main.sockets import bind
 from turnkeeper.main.teardown import end_sandboxes
@@ -241,8 +241,8 @@ class _Up:
             process.kill()
             raise SettingRefused(f"the database was not ready within {BOOTSTRAP_WITHIN_S:.0f} s") from error
         if process.returncode != 0:
-            lines = err.decode(errors="replace").strip().splitlines()
-            raise SettingRefused(lines[-1] if lines else f"preparing the database failed (status {process.returncode})")
+            said = last_said(err.decode(errors="replace"))
+            raise SettingRefused(said or f"preparing the database failed (status {process.returncode})")
         return json.loads(out)
 
     def _processes(
