@@ -101,6 +101,8 @@ def test_an_owner_is_no_administrator(world: World) -> None:
     for method in ("POST", "GET", "DELETE"):
         problem(eve.request(method, f"/v1/admin/hosts/{HOST}/tokens"), 403, "forbidden")
     problem(eve.delete(f"/v1/admin/hosts/{HOST}/tokens/{new_id()}"), 403, "forbidden")
+    for what in ("keys", "login-links"):
+        problem(eve.post(f"/v1/admin/users/{world.owner.uid}/{what}", json={"name": "x"}), 403, "forbidden")
     problem(eve.put("/v1/agents/scripted", json={"name": "scripted", "command": ["sh"]}), 403, "forbidden")
     problem(eve.delete("/v1/agents/scripted"), 403, "forbidden")
     assert [one["name"] for one in eve.get("/v1/agents").json()["items"]] == ["scripted"]
@@ -109,6 +111,25 @@ def test_an_owner_is_no_administrator(world: World) -> None:
     assert (
         problem(world.owner.http.post("/v1/admin/users", json={"name": "../x"}), 400, "bad_request")["field"] == "name"
     )
+
+
+def test_a_user_is_given_a_key_and_a_link(world: World) -> None:
+    """Both are shown once and open as that user; nobody's id is not found."""
+    lin = world.owner.good("POST", "/v1/admin/users", {"name": "lin", "language": "zh"})
+    made = world.owner.good("POST", f"/v1/admin/users/{lin['uid']}/keys", {"name": "first"})
+    with_key = world.client(made["key"])
+    assert with_key.get("/v1/me").json() == lin
+    link = with_key.post("/v1/me/login-links").json()
+    given = world.owner.good("POST", f"/v1/admin/users/{lin['uid']}/login-links")
+    for one in (link, given):
+        browser = world.client(follow_redirects=False)
+        assert browser.get(one["path"]).status_code == 303
+        assert browser.get("/v1/me").json()["name"] == "lin"
+        assert world.client().get(one["path"]).status_code == 401, "once"
+        problem(browser.post("/v1/me/login-links"), 401, "unauthorized")
+    for nobody in (new_id(), "x"):
+        problem(world.owner.http.post(f"/v1/admin/users/{nobody}/keys", json={"name": "x"}), 404, "not_found")
+        problem(world.owner.http.post(f"/v1/admin/users/{nobody}/login-links"), 404, "not_found")
 
 
 def test_a_browsers_session_reads_and_does_not_write(world: World) -> None:

@@ -73,6 +73,28 @@ def test_an_agent_that_cannot_run_says_why_and_how(tk: Tk, product: Product) -> 
     assert "TK_NO_SUCH_KEY" not in log
 
 
+def test_a_further_user_and_a_fresh_link(tk: Tk, product: Product) -> None:
+    """The key works at once; a link opens the page as whoever asked for it; the key in use is not revoked by mistake."""
+    name = f"lin-{new_id()[-6:]}"
+    lin = parsed(tk("users", "add", name, "--language", "zh", "--json"))
+    assert name in tk("users", "list").out
+    key = {"TURNKEEPER_API_KEY": lin["key"]}
+    assert parsed(tk("conversations", "list", "--json", env=key)) == []
+    for link in (lin["link"], parsed(tk("login", "--json", env=key))["link"], tk("login").out.strip()):
+        assert link.startswith(f"{product.url}/login?token=tk_")
+    used = parsed(tk("keys", "list", "--json", env=key))[0]["id"]
+    refused = tk("keys", "revoke", used, env=key)
+    assert refused.status == 1
+    assert "is the key that this command uses" in refused.one_line()
+    assert tk("keys", "revoke", used, "--yes", env=key).status == 0
+    dead = tk("runs", "list", env=key)
+    assert dead.status == 1
+    assert "revoked" in dead.one_line()
+    assert "TURNKEEPER_API_KEY" in dead.one_line()
+    for shown in (lin["key"], lin["link"].partition("=")[2]):
+        assert shown not in "".join(file.read_text(errors="replace") for file in product.data.logs.iterdir())
+
+
 def test_an_empty_message_makes_no_conversation(tk: Tk) -> None:
     """Refused before anything is made."""
     before = parsed(tk("conversations", "list", "--json"))

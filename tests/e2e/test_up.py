@@ -77,6 +77,21 @@ def test_an_open_data_directory_is_left_as_it_is(tmp_path: Path) -> None:
     assert list((tmp_path / "data").iterdir()) == []
 
 
+def test_a_revoked_local_key_is_replaced_at_the_next_start() -> None:
+    """The command line of this machine is not shut out for good; the error before names the file."""
+    with Product() as product:
+        where = {"TURNKEEPER_URL": product.url, "TURNKEEPER_DATA": str(product.data.root)}
+        listed = turnkeeper("keys", "list", "--json", home=product.root, env=where)
+        (key,) = json.loads(listed.out)
+        assert turnkeeper("keys", "revoke", key["id"], "--yes", home=product.root, env=where).status == 0
+        assert str(product.data.owner_key) in turnkeeper("runs", "list", home=product.root, env=where).one_line()
+        product.stop()
+        product.start()
+        where["TURNKEEPER_URL"] = product.url
+        again = turnkeeper("keys", "list", "--json", home=product.root, env=where)
+        assert [one["revoked_at"] is None for one in json.loads(again.out)] == [False, True]
+
+
 def test_a_name_that_does_not_exist_is_blamed_on_host(tmp_path: Path) -> None:
     """And not on the port."""
     assert "--host: cannot listen on 300.1.1.1" in refused(tmp_path, "--host", "300.1.1.1")

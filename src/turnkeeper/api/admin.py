@@ -9,9 +9,9 @@ from turnkeeper.api.endpoints import Desk
 from turnkeeper.api.idempotency import idempotency_key
 from turnkeeper.api.paging import page_response
 from turnkeeper.api.settings import ApiSettings
-from turnkeeper.services import host_tokens, hosts, users
+from turnkeeper.services import host_tokens, hosts, keys, sessions, users
 from turnkeeper.services.context import Services
-from turnkeeper.wire.public import CreatedHostToken, HostToken, Me, NewUser, Server
+from turnkeeper.wire.public import CreatedHostToken, CreatedKey, HostToken, LoginLink, Me, NewKey, NewUser, Server
 
 _USERS = "/v1/admin/users"
 _TOKENS = "/v1/admin/hosts/{name}/tokens"
@@ -43,6 +43,22 @@ def admin_routes(services: Services, settings: ApiSettings) -> APIRouter:
     async def list_users(request: Request) -> Response:
         await desk.admin(request)
         return page_response(await users.list_users(services), None)
+
+    @router.post(
+        _USERS + "/{uid}/keys", **operation("Create a user's key; shown once", CreatedKey, status=201, body=NewKey)
+    )
+    async def create_key(request: Request, uid: str) -> Response:
+        owner = await desk.admin(request)
+        body = await desk.body(request, NewKey, free_text={"name"})
+        key = idempotency_key(request, f"POST {_USERS}/{{uid}}/keys", body)
+        return desk.answer(owner, await keys.create_key_for(services, uid, body, key), status=201)
+
+    @router.post(
+        _USERS + "/{uid}/login-links", **operation("A user's one-time link; shown once", LoginLink, status=201)
+    )
+    async def login_link(request: Request, uid: str) -> Response:
+        owner = await desk.admin(request)
+        return desk.answer(owner, await sessions.login_link(services, uid), status=201)
 
     return router
 

@@ -15,9 +15,9 @@ from turnkeeper.api.settings import ApiSettings
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.domain.sandbox import is_agent_name
 from turnkeeper.kit.text import clean_json
-from turnkeeper.services import agents, keys, users
+from turnkeeper.services import agents, keys, sessions, users
 from turnkeeper.services.context import Services
-from turnkeeper.wire.public import Agent, CreatedKey, Key, Me, MePatch, NewKey
+from turnkeeper.wire.public import Agent, CreatedKey, Key, LoginLink, Me, MePatch, NewKey
 
 _AGENTS = "/v1/agents"
 _AGENT = _AGENTS + "/{name}"
@@ -98,6 +98,14 @@ def _me(router: APIRouter, desk: Desk) -> None:
     async def get(request: Request) -> Response:
         owner = await desk.owner(request)
         return desk.answer(owner, await users.me(services, owner))
+
+    @router.post(
+        "/v1/me/login-links",
+        **operation("A one-time link to the page; only this answer shows it", LoginLink, status=201),
+    )
+    async def login_link(request: Request) -> Response:
+        owner = await desk.owner(request)
+        return desk.answer(owner, await sessions.login_link(services, owner.uid), status=201)
 
     @router.patch("/v1/me", **operation("Choose the language of sentences", Me, body=MePatch))
     async def patch(request: Request) -> Response:

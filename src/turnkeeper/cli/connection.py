@@ -42,13 +42,16 @@ def connect(url: str, data: Path | None) -> Generator["OwnerClient"]:
     from turnkeeper.client.owner import OwnerClient
 
     try:
-        client = OwnerClient(url, api_key(data))
+        key, source = key_and_source(data)
+        client = OwnerClient(url, key)
     except ValueError as error:
         raise click.UsageError(f"--url: {error}") from error
     with client:
         try:
             yield client
         except ClientError as error:
+            if error.status == 401:
+                raise click.ClickException(f"{error.detail or error.code} (the key of {source})") from error
             raise click.ClickException(error.detail or f"{error.code} ({error.status})") from error
         except ConnectionFailed as error:
             raise click.ClickException(
@@ -57,16 +60,16 @@ def connect(url: str, data: Path | None) -> Generator["OwnerClient"]:
             ) from error
 
 
-def api_key(data: Path | None) -> str:
-    """`TURNKEEPER_API_KEY`, else the first owner's key that `turnkeeper up` keeps in its data directory."""
+def key_and_source(data: Path | None) -> tuple[str, str]:
+    """`TURNKEEPER_API_KEY`, else the first owner's key that `turnkeeper up` keeps in its data directory; and which it was."""
     given = os.environ.get("TURNKEEPER_API_KEY", "").strip()
     if given:
-        return _sendable(given, "TURNKEEPER_API_KEY")
+        return _sendable(given, "TURNKEEPER_API_KEY"), "TURNKEEPER_API_KEY"
     from turnkeeper.main.paths import DataDirectory, default_data_directory
 
     file = DataDirectory(data or default_data_directory()).owner_key
     try:
-        return _sendable(file.read_text().strip(), str(file))
+        return _sendable(file.read_text().strip(), str(file)), str(file)
     except UnicodeDecodeError as error:
         raise click.ClickException(f"{file} holds no API key, which is one word of printable letters") from error
     except OSError as error:

@@ -55,11 +55,18 @@ def list_(connect: Connect, as_json: bool) -> None:
 
 @keys.command(epilog="Example: turnkeeper keys revoke 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d")
 @click.argument("key_id", metavar="KEY")
+@click.option("--yes", is_flag=True, help="Also the key that this command itself uses.")
 @json_option
 @connection_options
-def revoke(connect: Connect, key_id: str, as_json: bool) -> None:
+def revoke(connect: Connect, key_id: str, yes: bool, as_json: bool) -> None:
     """Revoke a key (its id): it opens nothing any more."""
     with connect() as client:
+        own = [] if yes else client.keys()
+        if any(one.id == key_id and client.is_in_use(one) for one in own):
+            raise click.ClickException(
+                f"{key_id} is the key that this command uses: create another one first (turnkeeper keys create NAME), "
+                "or revoke it with --yes; a local `turnkeeper up` makes itself a new one at its next start"
+            )
         client.revoke_key(key_id)
     if as_json:
         print_json({"revoked": key_id})

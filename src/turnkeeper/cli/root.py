@@ -19,6 +19,8 @@ COMMANDS = {
     "conversations": ("turnkeeper.cli.conversations:conversations", "List, show and close conversations."),
     "runs": ("turnkeeper.cli.runs:runs", "List and show runs, follow their events, cancel them."),
     "agents": ("turnkeeper.cli.agents:agents", "List, show, add and remove agent definitions."),
+    "login": ("turnkeeper.cli.users:login", "Print a fresh one-time link to the page."),
+    "users": ("turnkeeper.cli.users:users", "List and add users (administrators)."),
     "keys": ("turnkeeper.cli.keys:keys", "Create, list and revoke API keys."),
     "hosts": ("turnkeeper.cli.hosts:hosts", "List hosts, create and revoke their tokens (administrators)."),
     "db": ("turnkeeper.cli.db:db", "Upgrade or check the database."),

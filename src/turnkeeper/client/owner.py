@@ -17,10 +17,12 @@ from turnkeeper.wire.public import (
     CreatedKey,
     HostToken,
     Key,
+    LoginLink,
     Me,
     NewConversation,
     NewKey,
     NewMessage,
+    NewUser,
     Page,
     Run,
     RunDetail,
@@ -52,6 +54,7 @@ class OwnerClient:
     def __init__(self, url: str, key: str, *, clock: Clock = system_clock) -> None:
         self.url = url
         self._http = HttpClient(url, token=key)
+        self._key = key
         self._clock = clock
 
     def __enter__(self) -> Self:
@@ -161,11 +164,37 @@ class OwnerClient:
         """All keys of this owner, revoked ones included."""
         return self._list("/v1/keys", Key, 200)
 
+    def is_in_use(self, key: Key) -> bool:
+        """Whether this client speaks with that key, as far as what is shown of keys can tell."""
+        return self._key.startswith(key.shown_prefix)
+
+    def login_link(self) -> str:
+        """A fresh URL that opens the page once, as whoever this key is of."""
+        return self.url.rstrip("/") + self._http.call("POST", "/v1/me/login-links", LoginLink).path
+
     def revoke_key(self, key_id: str) -> None:
         """The key opens nothing any more."""
         self._http.request("DELETE", path("/v1/keys/{id}", id=key_id))
 
-    # ---- hosts (administrators) ----
+    # ---- users and hosts (administrators) ----
+
+    def users(self) -> list[Me]:
+        """All users."""
+        return self._list("/v1/admin/users", Me, 1000)
+
+    def create_user(self, new: NewUser, *, idempotency_key: str) -> Me:
+        """A user without any key."""
+        return self._http.call("POST", "/v1/admin/users", Me, body=new, headers=_key(idempotency_key))
+
+    def create_key_of(self, uid: str, name: str, *, idempotency_key: str) -> CreatedKey:
+        """A key of another user; the only answer that shows it."""
+        where = path("/v1/admin/users/{uid}/keys", uid=uid)
+        return self._http.call("POST", where, CreatedKey, body=NewKey(name=name), headers=_key(idempotency_key))
+
+    def login_link_of(self, uid: str) -> str:
+        """A fresh URL that opens the page once, as that user."""
+        where = path("/v1/admin/users/{uid}/login-links", uid=uid)
+        return self.url.rstrip("/") + self._http.call("POST", where, LoginLink).path
 
     def servers(self) -> list[Server]:
         """Hosts as they were last heard."""

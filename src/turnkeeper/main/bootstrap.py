@@ -23,6 +23,7 @@ from turnkeeper.services.signer import Signer, new_private_pem
 from turnkeeper.store.errors import DatabaseError
 from turnkeeper.store.migrate import upgrade
 from turnkeeper.store.pool import open_database
+from turnkeeper.store.tx import Database
 
 OWNER_NAME = "owner"
 HOST_NAME = "local"
@@ -53,11 +54,20 @@ def ready_made_definitions() -> list[AgentDefinition]:
     return found
 
 
+async def _ensure_owner(db: Database, data: DataDirectory) -> str:
+    """The first owner, with the key that is stored here; where that one was revoked, with a new one."""
+    uid = await bootstrap.ensure_owner(db, OWNER_NAME, data.owner_key.read_text().strip())
+    if not await bootstrap.opens(db, data.owner_key.read_text().strip()):
+        write_atomic(data.owner_key, new_secret("tk_").encode() + b"\n")
+        await bootstrap.ensure_owner(db, OWNER_NAME, data.owner_key.read_text().strip())
+    return uid
+
+
 async def fill_database(dsn: str, data: DataDirectory) -> dict[str, str]:
     """Owner, key, host token, definitions and a one-time link."""
     await asyncio.to_thread(upgrade, dsn)
     async with open_database(dsn, min_size=1, max_size=1) as db:
-        uid = await bootstrap.ensure_owner(db, OWNER_NAME, data.owner_key.read_text().strip())
+        uid = await _ensure_owner(db, data)
         await bootstrap.publish_signing_key(db, Signer(data.signing_key.read_bytes()))
         await bootstrap.ensure_host_token(db, HOST_NAME, data.host_token.read_text().strip())
         for definition in ready_made_definitions():

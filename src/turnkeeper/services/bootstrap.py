@@ -27,6 +27,11 @@ async def ensure_owner(db: Database, name: str, key: str) -> str:
     return await db.run("bootstrap.owner", work)
 
 
+async def opens(db: Database, key: str) -> bool:
+    """Whether a key opens anything: nobody has revoked it."""
+    return await db.read("bootstrap.key", lambda r: keys.find_owner(r, digest(key))) is not None
+
+
 async def ensure_host_token(db: Database, host: str, token: str) -> None:
     """Store the hash of a host's token."""
 

@@ -8,6 +8,7 @@ from turnkeeper.services.auth import Owner
 from turnkeeper.services.context import Services
 from turnkeeper.services.idempotency import IdempotencyKey, once, shown_only_once
 from turnkeeper.store import keys as statements
+from turnkeeper.store import users
 from turnkeeper.store.keys import KeyRow
 from turnkeeper.store.tx import Tx
 from turnkeeper.wire.public import CreatedKey, Key, NewKey
@@ -43,6 +44,15 @@ async def create_key(
     if made.shown_prefix != key[:_SHOWN]:
         return shown_only_once("API key")
     return CreatedKey.model_validate({**made.model_dump(), "key": key})
+
+
+async def create_key_for(
+    s: Services, uid: str, request: NewKey, idem: IdempotencyKey | None = None
+) -> CreatedKey | Conflict | Mismatch | NotFound:
+    """A new key of somebody else, who may be nobody."""
+    if not is_id(uid) or await s.db.read("user.get", lambda r: users.get_user(r, uid)) is None:
+        return NotFound("user")
+    return await create_key(s, uid, request, idem)
 
 
 async def insert_key(tx: Tx, uid: str, name: str, key: str) -> Key:

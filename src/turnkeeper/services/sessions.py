@@ -1,10 +1,12 @@
 """Browser sessions: a one-time link opens one, a cookie holds it. Only hashes are stored."""
 
-from turnkeeper.kit.ids import digest, new_id, new_secret
+from turnkeeper.kit.ids import digest, is_id, new_id, new_secret
+from turnkeeper.services.answers import NotFound
 from turnkeeper.services.auth import Owner
 from turnkeeper.services.context import Services
-from turnkeeper.store import web_sessions
+from turnkeeper.store import users, web_sessions
 from turnkeeper.store.tx import Database, Tx
+from turnkeeper.wire.public import LoginLink
 
 LINK_LIFETIME_S = 24 * 3600.0
 SESSION_LIFETIME_S = 30 * 24 * 3600.0
@@ -21,6 +23,13 @@ async def create_link(db: Database, uid: str) -> str:
 
     await db.run("session.link", work)
     return secret
+
+
+async def login_link(s: Services, uid: str) -> LoginLink | NotFound:
+    """A fresh link for a user."""
+    if not is_id(uid) or await s.db.read("user.get", lambda r: users.get_user(r, uid)) is None:
+        return NotFound("user")
+    return LoginLink(path=f"/login?token={await create_link(s.db, uid)}", expires_in_s=int(LINK_LIFETIME_S))
 
 
 async def open_link(s: Services, secret: str) -> str | None:

@@ -22,7 +22,7 @@ from turnkeeper.web.texts import Texts
 from turnkeeper.wire.problem import PROBLEM_MEDIA_TYPE, Problem
 from turnkeeper.wire.public import session_cookie
 
-LINK_COMMAND = "turnkeeper up"
+LINK_COMMAND = "turnkeeper login"
 _SECRET_CHARS_MAX = 512
 
 

@@ -161,6 +161,13 @@ class CreatedKey(Key):
     key: str = Field(repr=False)
 
 
+class LoginLink(Answer):
+    """Opens one browser session, once. `path` belongs behind the address by which the page is reached."""
+
+    path: str = Field(repr=False)
+    expires_in_s: int
+
+
 class Me(Answer):
     uid: Id
     name: str
