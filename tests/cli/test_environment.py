@@ -1,5 +1,6 @@
 """Settings as the composition roots read them: each wrong one is refused by one line with its name, value and what is right."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -127,8 +128,6 @@ def test_a_socket_path_is_taken_over_from_the_dead_and_not_from_the_living(tmp_p
 
 def test_the_data_directory_is_private_from_the_first_moment(tmp_path: Path) -> None:
     """Mode 0700 whatever the umask says; a second time changes nothing. Proves: K-11."""
-    import os
-
     before = os.umask(0)
     try:
         data = DataDirectory(tmp_path / "a" / "data")
@@ -152,6 +151,37 @@ def test_a_data_directory_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     shared.chmod(0o755)
     with pytest.raises(SettingRefused, match=f"chmod 700 {shared}"):
         DataDirectory(shared).make()
+
+
+@pytest.mark.parametrize("kind", ["directory", "FIFO", "loop"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "logs/up.log",
+        "logs/host.log",
+        "logs/postgres.log",
+        "run/up.lock",
+        "run/provisioner.sock",
+        "run/pg",
+        "keys/owner-key",
+    ],
+)
+def test_what_is_in_the_way_of_a_file_of_ours_is_named(name: str, kind: str, tmp_path: Path) -> None:
+    """Neither a traceback nor a wait for the other end of a FIFO."""
+    data = DataDirectory(tmp_path / "data")
+    data.make()
+    path = data.root / name
+    if kind == "directory":
+        if name == "run/pg":
+            path.write_text("")  # there it is a file that is in the way
+        else:
+            path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path)
+    with pytest.raises(SettingRefused, match=f"^{path} (is no|cannot be used)"):
+        data.make()
 
 
 def test_where_the_data_directory_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def descriptors_max(pid: int) -> int:
 def test_a_server_answers_through_a_flood_of_half_requests_and_stops_when_told(
     name: str, settings: dict[str, str], tmp_path: Path
 ) -> None:
-    """Case: F15. Started with ignored and blocked signals and few descriptors; then endless heads, and SIGTERM."""
+    """Started with ignored and blocked signals and few descriptors; then endless heads, and SIGTERM."""
     port, log = free_port(), tmp_path / "log"
     more = ("--unsafe-no-isolation",) if name == "provisioner" else ()
     with started(name, "--listen", f"127.0.0.1:{port}", *more, settings=settings, log=log) as process:
@@ -112,7 +112,7 @@ def test_a_server_answers_through_a_flood_of_half_requests_and_stops_when_told(
 
 
 def test_a_host_stops_when_told(settings: dict[str, str], tmp_path: Path) -> None:
-    """Case: F15. It has no server; its control plane does not answer, which is no reason not to stop."""
+    """It has no server; its control plane does not answer, which is no reason not to stop."""
     log = tmp_path / "log"
     with started("host", settings=settings, log=log) as process:
         wait_until(lambda: process.poll() is not None or (tmp_path / "data/host/local/lock").exists(), "it runs", 40)

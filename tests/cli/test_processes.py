@@ -186,6 +186,19 @@ def test_one_whose_supervisor_is_gone_already_does_not_start(tmp_path: Path) -> 
     assert os.environ.get(PARENT_ENV) is None
 
 
+async def test_a_fifo_in_the_place_of_its_log_is_not_waited_for(standin: dict[str, str], tmp_path: Path) -> None:
+    """Opening one for writing waits for a reader, and whoever waits is the whole supervisor."""
+    process = managed(tmp_path, standin)
+    os.mkfifo(process.log_file)
+    task = asyncio.create_task(process.run())
+    await asyncio.to_thread(wait_until, lambda: process.ended >= 2, "it could not be started")
+    assert process.last_word == "it has said nothing"
+    process.log_file.unlink()
+    await wait_started(tmp_path, 1)
+    await process.stop()
+    await asyncio.wait_for(task, 10)
+
+
 async def test_a_start_that_fails_is_tried_again(standin: dict[str, str], tmp_path: Path) -> None:
     """Its log cannot be opened for now (a full disk, no descriptor): that may pass, and nobody else would start it."""
     process = managed(tmp_path, standin)

@@ -1,6 +1,7 @@
 """Where `turnkeeper up` keeps things: one data directory, mode 0700, made new or taken over as it is."""
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +105,27 @@ class DataDirectory:
             raise SettingRefused(
                 f"data directory {self.root} is not writable: give a writable one with --data or TURNKEEPER_DATA"
             )
+        self._require_kinds()
+
+    def _require_kinds(self) -> None:
+        """Something else where a file of ours belongs is named now: later it is a traceback, and a FIFO a wait for ever."""
+        processes = ("up", "control", "provisioner", "host", "postgres")
+        files = [*(self.logs / f"{name}.log" for name in processes), self.lock]
+        files += [self.signing_key, self.signing_public_keys, self.provisioner_token, self.host_token, self.owner_key]
+        wanted = [(path, "a file", stat.S_ISREG) for path in files]
+        wanted += [
+            (path, "a directory", stat.S_ISDIR) for path in (self.postgres, self.postgres_sockets, self.sandboxes)
+        ]
+        wanted.append((self.provisioner_socket, "a socket", stat.S_ISSOCK))
+        for path, kind, is_kind in wanted:
+            try:
+                mode = path.stat().st_mode
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise SettingRefused(f"{path} cannot be used ({os.strerror(error.errno or 0)})") from error
+            if not is_kind(mode):
+                raise SettingRefused(f"{path} is no {kind.split()[1]}, and {kind} belongs there: move it away")
 
 
 def default_data_directory() -> Path:

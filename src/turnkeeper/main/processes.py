@@ -7,8 +7,10 @@ adopted.
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from typing import IO
 
 from turnkeeper.kit import failpoint
 from turnkeeper.kit.clock import system_clock
+from turnkeeper.kit.files import NotRegularError
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.procs import set_parent_death_signal
 
@@ -101,7 +104,7 @@ class ManagedProcess:
     def last_word(self) -> str:
         """What it said last in its log, for somebody who wonders why it does not start."""
         try:
-            with self.log_file.open("rb") as file:
+            with self._opened_log(os.O_RDONLY) as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
                 text = file.read().decode(errors="replace")
         except OSError:
@@ -131,4 +134,12 @@ class ManagedProcess:
             self.log_file.parent.mkdir(mode=0o700, exist_ok=True)
             if self.log_file.stat().st_size > LOG_BYTES_MAX:
                 self.log_file.replace(self.log_file.with_suffix(".log.1"))
-        return os.fdopen(os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")
+        return self._opened_log(os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def _opened_log(self, flags: int) -> IO[bytes]:
+        """Nobody waits for the other end of a FIFO that was put there. `NotRegularError` for it."""
+        descriptor = os.open(self.log_file, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise NotRegularError(errno.EINVAL, f"{str(self.log_file)!r} is not a regular file")
+        return os.fdopen(descriptor, "rb" if flags == os.O_RDONLY else "ab")
