@@ -17,7 +17,7 @@ EndCode = Literal["stopped", "superseded", "lease_feed_lost", "execution_timeout
 
 FAILURE_CODES: dict[EndCode, str] = {
     "stopped": "cancelled",
-    "superseded": "worker_lease_expired",
+    "superseded": "outcome_unknown",  # a newer take: whether a lease had ended, the database knows (E-05, E-06)
     "lease_feed_lost": "lease_feed_lost",
     "execution_timeout": "execution_timeout",
 }
