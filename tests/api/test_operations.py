@@ -1,6 +1,9 @@
 """`/livez`, `/readyz`, `/metrics`."""
 
+import pytest
+
 from api.world import World, problem
+from turnkeeper.api.operations import is_asked_here
 
 
 def test_ready_means_that_work_can_be_given_out(world: World) -> None:
@@ -41,3 +44,35 @@ def test_metrics_tell_what_goes_on(world: World) -> None:
     for name in {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}:
         assert name.startswith(("turnkeeper_", "process_", "python_")), name
     assert not [line for line in text.splitlines() if line.startswith("# TYPE") and text.count(line + "\n") > 1]
+
+
+def test_metrics_from_elsewhere_are_an_administrator_s(world: World) -> None:
+    """Without a token only for this machine by its own name; whether the system lives is everybody's to ask."""
+    nobody, user = world.client(), world.add_owner("bob", role="owner")
+    for name in ("localhost", "127.0.0.1", "LOCALHOST:80"):
+        assert nobody.get("/metrics", headers={"Host": name}).status_code == 200
+    elsewhere = {"Host": "turnkeeper.example"}
+    problem(nobody.get("/metrics", headers=elsewhere), 401, "unauthorized")
+    problem(user.http.get("/metrics", headers=elsewhere), 403, "forbidden")
+    assert "turnkeeper_runs" in world.owner.http.get("/metrics", headers=elsewhere).text
+    for path in ("/livez", "/readyz"):
+        assert nobody.get(path, headers=elsewhere).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("reached", "host", "here"),
+    [
+        ("127.0.0.1", b"localhost:8420", True),
+        ("::1", b"[::1]:8420", True),
+        ("::ffff:127.0.0.1", b"127.0.0.1", True),
+        ("/run/control.sock", b"whatever", True),
+        ("127.0.0.1", b"evil.example", False),
+        ("127.0.0.1", b"", False),
+        ("192.0.2.1", b"192.0.2.1:8420", False),
+        ("192.0.2.1", b"localhost", False),
+        ("2001:db8::1", b"[::1]", False),
+    ],
+)
+def test_what_counts_as_this_machine(reached: str, host: bytes, here: bool) -> None:
+    """The address that was reached and the name that was asked for, both."""
+    assert is_asked_here({"server": (reached, 8420), "headers": [(b"host", host)]}) is here

@@ -113,11 +113,20 @@ def route_template(scope: Scope) -> str:
     return str(getattr(route, "path", "")) or "unknown"
 
 
+def host_name(scope: Scope) -> str:
+    """The name by which the request asks, without its port and in lower case; empty where it says none."""
+    return _PORT.sub("", _host(scope)).lower()
+
+
+def _host(scope: Scope) -> str:
+    return next((v for k, v in scope["headers"] if k == b"host"), b"").decode("latin-1")
+
+
 def check_host(scope: Scope, allowed: Collection[str]) -> None:
     """`ProblemRaised` where the request names another host: a page elsewhere may have made its name point here."""
-    value = next((v for k, v in scope["headers"] if k == b"host"), b"").decode("latin-1")
-    name = _PORT.sub("", value)
-    if name.lower() not in allowed and name != _reached_at(scope):
+    value = _host(scope)
+    name = host_name(scope)
+    if name not in allowed and name != _reached_at(scope):
         names = ", ".join(sorted(allowed))
         raise ProblemRaised(
             ProblemCode.HOST_NOT_ALLOWED,

@@ -1,5 +1,11 @@
-"""`/livez`, `/readyz`, `/metrics`: for those who run the system. No token, and nothing in them that needs one."""
+"""`/livez`, `/readyz`, `/metrics`: for those who run the system.
 
+The first two need no token, and hold nothing that needs one. The numbers of the whole installation are for this machine,
+asked by a name of loopback (a page whose name was made to point here says another one, and so does who comes through a
+proxy), and for administrators from elsewhere.
+"""
+
+import ipaddress
 import json
 from collections.abc import Iterable
 
@@ -7,11 +13,15 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
+from turnkeeper.api.authentication import admin_of_request
+from turnkeeper.api.guard import host_name
 from turnkeeper.api.languages import language_of
 from turnkeeper.api.metrics import CONTENT_TYPE, Metrics
 from turnkeeper.api.problems import problem_response
 from turnkeeper.api.routing import PlainRouter
+from turnkeeper.api.settings import LOOPBACK_HOSTS
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.kit.log import get_logger
 from turnkeeper.services.context import Services
@@ -39,7 +49,9 @@ def create_operations(services: Services, metrics: Metrics) -> PlainRouter:
             extra={"problems": list(found.problems)},
         )
 
-    async def show_metrics(_request: Request) -> Response:
+    async def show_metrics(request: Request) -> Response:
+        if not is_asked_here(request.scope):
+            await admin_of_request(services, request)
         return Response(await _rendered(services, metrics), 200, {**_NO_STORE, "content-type": CONTENT_TYPE})
 
     return PlainRouter(
@@ -49,6 +61,17 @@ def create_operations(services: Services, metrics: Metrics) -> PlainRouter:
             Route("/metrics", show_metrics, methods=["GET"]),
         ]
     )
+
+
+def is_asked_here(scope: Scope) -> bool:
+    """Whether the request came over loopback, or a Unix socket, and says so itself."""
+    reached = str((scope.get("server") or ("",))[0])
+    try:
+        address = ipaddress.ip_address(reached)
+    except ValueError:
+        return True  # a Unix socket, which only its owner can reach
+    mapped = address.ipv4_mapped if address.version == 6 else None
+    return (mapped or address).is_loopback and host_name(scope) in LOOPBACK_HOSTS
 
 
 async def _rendered(services: Services, metrics: Metrics) -> bytes:
