@@ -6,6 +6,7 @@ from typing import Protocol
 
 from turnkeeper.domain.settings import Limits, SandboxTiming, Timing
 from turnkeeper.kit.clock import Clock, system_clock
+from turnkeeper.services.renewals import Renewals
 from turnkeeper.services.signer import Signer
 from turnkeeper.store.attempts import TokenOwner
 from turnkeeper.store.signals import SignalBus
@@ -67,3 +68,8 @@ class Services:
     """Tokens of accepted attempts by their hash, the newest `services.auth.REMEMBERED_MAX`: facts that never change."""
     provisioner_url: str | None = None
     """What workers are told; None: each host knows its own."""
+    renewals: Renewals = field(init=False)
+
+    def __post_init__(self) -> None:
+        """One queue of renewals for all who share the database."""
+        object.__setattr__(self, "renewals", Renewals(self.db))

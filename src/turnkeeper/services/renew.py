@@ -4,28 +4,17 @@ from turnkeeper.services.answers import Refused
 from turnkeeper.services.auth import Worker
 from turnkeeper.services.context import Services
 from turnkeeper.services.leased import LEASE_REFUSED
-from turnkeeper.store import attempts
 from turnkeeper.store.guards import Lease
-from turnkeeper.store.locks import lock_attempt
-from turnkeeper.store.tx import Tx
 from turnkeeper.wire.worker import Heartbeat, HeartbeatAnswer
 
 
 async def heartbeat(s: Services, worker: Worker, request: Heartbeat) -> HeartbeatAnswer | Refused:
     """The lease's new end, never an earlier one; or refused for good (L-05). A lost reply changes nothing."""
-    lease = Lease(worker.attempt_id, worker.run_id, request.lease_generation)
-
-    async def work(tx: Tx) -> HeartbeatAnswer | Refused:
-        # An UPDATE that had to wait here could be judged by the time from before the wait: so first the lock alone.
-        if not await lock_attempt(tx, worker.attempt_id):
-            return LEASE_REFUSED
-        renewal = await attempts.renew(tx, lease)
-        if renewal is None:
-            return LEASE_REFUSED
-        return HeartbeatAnswer(
-            lease_ttl_s=renewal.lease_ttl_s,
-            lease_expires_at=renewal.lease_expires_at,
-            cancel_requested=renewal.cancel_requested,
-        )
-
-    return await s.db.run("renew", work)
+    renewal = await s.renewals.renew(Lease(worker.attempt_id, worker.run_id, request.lease_generation))
+    if renewal is None:
+        return LEASE_REFUSED
+    return HeartbeatAnswer(
+        lease_ttl_s=renewal.lease_ttl_s,
+        lease_expires_at=renewal.lease_expires_at,
+        cancel_requested=renewal.cancel_requested,
+    )

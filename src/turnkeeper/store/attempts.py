@@ -1,6 +1,7 @@
 """Attempts: ownerships of runs (A-01). A lease is granted, renewed and refused by the database's clock alone (L-11)."""
 # ruff: noqa: S608 - statements are LiteralString, which pyright proves; parameters are always bound
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, LiteralString
@@ -51,6 +52,22 @@ class Renewal:
     lease_expires_at: datetime
     lease_ttl_s: int
     cancel_requested: bool
+
+
+@dataclass(frozen=True)
+class _RenewedRow(Renewal):
+    """A granted renewal, and of which lease."""
+
+    attempt_id: str
+    run_id: str
+    lease_generation: int
+
+
+@dataclass(frozen=True)
+class AttemptId:
+    """An attempt by its id alone: what is locked without being read."""
+
+    id: str
 
 
 @dataclass(frozen=True)
@@ -122,16 +139,32 @@ async def get_attempt(reader: Reader, attempt_id: str) -> AttemptRow | None:
 
 async def renew(tx: Tx, lease: Lease) -> Renewal | None:
     """Renew a held lease; never to an earlier end than it has. None: refused for good (L-05)."""
-    return await tx.fetch_one(
+    return (await renew_all(tx, [lease])).get(lease)
+
+
+async def renew_all(tx: Tx, leases: Sequence[Lease]) -> dict[Lease, Renewal]:
+    """As `renew`, for several leases in one statement. A lease that is not in the answer is refused for good.
+
+    The attempts' rows must be locked. Different leases of one attempt may be asked for: at most one has its generation.
+    """
+    rows = await tx.fetch_all(
         "UPDATE attempts a SET last_heartbeat_at = t.at, "
         "lease_expires_at = greatest(a.lease_expires_at, t.at + make_interval(secs => a.lease_ttl_s)) "
-        "FROM (SELECT tk_now() AS at) t, runs r WHERE a.id = %(attempt)s AND r.id = a.run_id AND r.id = %(run)s "
-        "AND a.lease_generation = %(generation)s AND a.ended_at IS NULL AND a.lease_expires_at > t.at "
+        "FROM (SELECT tk_now() AS at) t, "
+        "unnest(%s::uuid[], %s::uuid[], %s::bigint[]) AS w (attempt_id, run_id, generation), runs r "
+        "WHERE a.id = w.attempt_id AND r.id = a.run_id AND r.id = w.run_id "
+        "AND a.lease_generation = w.generation AND a.ended_at IS NULL AND a.lease_expires_at > t.at "
         "AND a.renewable_until > t.at AND r.status IN ('running', 'cancel_requested') "
-        "RETURNING a.lease_expires_at, a.lease_ttl_s, r.cancel_requested_at IS NOT NULL AS cancel_requested",
-        lease.params(),
-        as_=Renewal,
+        "RETURNING a.id AS attempt_id, a.run_id, a.lease_generation, a.lease_expires_at, a.lease_ttl_s, "
+        "r.cancel_requested_at IS NOT NULL AS cancel_requested",
+        (
+            [lease.attempt_id for lease in leases],
+            [lease.run_id for lease in leases],
+            [lease.generation for lease in leases],
+        ),
+        as_=_RenewedRow,
     )
+    return {Lease(row.attempt_id, row.run_id, row.lease_generation): row for row in rows}
 
 
 async def release(tx: Tx, lease: Lease, *, thread_id: str, why: str) -> int:
