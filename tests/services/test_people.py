@@ -82,14 +82,12 @@ async def test_a_workers_token_is_looked_up_once_it_is_fixed(driver: Driver) -> 
 
 async def test_tokens_of_accepted_attempts_are_remembered_within_bounds(driver: Driver) -> None:
     known = driver.s.accepted_tokens
-    known.update(
-        {bytes([n // 256, n % 256]): TokenOwner("a", "r", "h", accepted=True) for n in range(auth.REMEMBERED_MAX)}
-    )
+    known.update({n.to_bytes(4, "big"): TokenOwner("a", "r", "h", accepted=True) for n in range(auth.REMEMBERED_MAX)})
     turn = await driver.up_to("prepared")
     assert isinstance(await auth.worker_of_token(driver.s, turn.claim.worker_token, turn.claim.job), Worker)
     assert len(known) == auth.REMEMBERED_MAX
     assert digest(turn.claim.worker_token) in known
-    assert b"\0\0" not in known  # the oldest has gone
+    assert bytes(4) not in known  # the oldest has gone
 
 
 async def test_tokens_of_hosts(driver: Driver) -> None:
