@@ -15,12 +15,15 @@ from pathlib import Path
 from bench.machine import describe
 from bench.memory import measure_memory
 from bench.prompts import measure_cold, measure_warm
+from bench.renewals import Load, measure_renewals
 from bench.report import Chapter
 from bench.stream import measure_stream
 from bench.system import BenchError, System, running_system
 from bench.throughput import measure_turns
 from bench.wire import UnexpectedAnswerError
 from turnkeeper.client.http import CallError
+
+_FULL_LOAD = Load(leases=10_000, connections=(1, 8, 32), seconds=10)
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,20 @@ class Sizes:
     drivers: tuple[int, ...] = (1, 2, 4)
     turns_each: int = 60
     live_turns: int = 3
+    renewals: Load = _FULL_LOAD
 
 
-QUICK = Sizes(warm=15, hurried=5, cold=3, slow_chunks=20, fast_chunks=100, drivers=(1, 4), turns_each=10, live_turns=2)
+QUICK = Sizes(
+    warm=15,
+    hurried=5,
+    cold=3,
+    slow_chunks=20,
+    fast_chunks=100,
+    drivers=(1, 4),
+    turns_each=10,
+    live_turns=2,
+    renewals=Load(leases=1_000, connections=(1, 8), seconds=2),
+)
 
 # Memory first: it wants a fresh system. Turns last: they take the host's place.
 CHAPTERS: dict[str, Callable[[System, Sizes], Chapter]] = {
@@ -46,6 +60,7 @@ CHAPTERS: dict[str, Callable[[System, Sizes], Chapter]] = {
     "cold": lambda system, sizes: measure_cold(system, count=sizes.cold),
     "stream": lambda system, sizes: measure_stream(system, slow=sizes.slow_chunks, fast=sizes.fast_chunks),
     "turns": lambda system, sizes: measure_turns(system, drivers=sizes.drivers, turns_each=sizes.turns_each),
+    "renewals": lambda system, sizes: measure_renewals(system, sizes.renewals),
 }
 
 

@@ -9,21 +9,34 @@ from bench.stats import Summary
 
 @dataclass(frozen=True)
 class Target:
-    """A number of the product's requirements."""
+    """A number of the product's requirements. `at_least`: more is better."""
 
     name: str
     measured: float
     limit: float
     unit: str
+    at_least: bool = False
 
     @property
     def met(self) -> bool:
         """Whether the measured value is within the limit."""
-        return self.measured <= self.limit
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+
+    @property
+    def sign(self) -> str:
+        """How the limit is to be read."""
+        return ">=" if self.at_least else "<="
 
     def as_json(self) -> dict[str, Any]:
         """For the JSON object."""
-        return {"name": self.name, "measured": self.measured, "limit": self.limit, "unit": self.unit, "met": self.met}
+        return {
+            "name": self.name,
+            "measured": self.measured,
+            "sign": self.sign,
+            "limit": self.limit,
+            "unit": self.unit,
+            "met": self.met,
+        }
 
 
 @dataclass
@@ -48,7 +61,8 @@ class Chapter:
         lines = [self.title, *table(self.columns, self.rows)]
         for target in self.targets:
             word = "met" if target.met else "MISSED"
-            lines.append(f"  target {target.name} <= {target.limit:g} {target.unit}: {target.measured:g}, {word}")
+            limit = f"{target.sign} {target.limit:g} {target.unit}".rstrip()
+            lines.append(f"  target {target.name} {limit}: {target.measured:g}, {word}")
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:

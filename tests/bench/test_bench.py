@@ -1,6 +1,7 @@
 """The bench itself: it measures a real product, says what it measured in one object, and is used in one way."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,8 +34,67 @@ def test_a_chapter_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.timeout(180)
+def test_renewals_are_measured_beside_bare_updates(tmp_path: Path) -> None:
+    """With one control plane and with two, each beside `pgbench` where there is one; more is better, and said so."""
+    ran = bench("renewals", "--quick", "--json", "--data-parent", str(tmp_path))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    chapter = json.loads(ran.stdout)["chapters"]["renewals"]
+    assert set(chapter["by_control_planes"]) == {"1", "2"}
+    for rows in chapter["by_control_planes"].values():
+        for row in rows.values():
+            assert row["renewals_per_s"] > 0
+            assert 0 < row["latency_ms"]["p50"] <= row["latency_ms"]["p99"]
+            assert row["ratio"] == round(row["renewals_per_s"] / row["bare_updates_per_s"], 3)
+    assert [(target["sign"], target["met"]) for target in chapter["targets"]] == [
+        (">=", target["measured"] >= target["limit"]) for target in chapter["targets"]
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_pgbench_its_figure_alone_is_left_out() -> None:
+    """No program of the embedded server, none of the system's: no command, and no failure."""
+    program = (
+        "from bench import bare; from turnkeeper.store.errors import DatabaseRefused\n"
+        "def nothing(): raise DatabaseRefused('there is none')\n"
+        "bare.find_installation = nothing; print(bare.find_pgbench())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={"PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.stdout, ran.stderr) == ("None\n", "")
+
+
+def test_a_driver_says_what_was_no_renewal() -> None:
+    """One line and status 1, whatever the peer answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        order = {"urls": [url], "connections": 1, "seconds": 0, "leases": [("job", "token", 1)]}
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "bench.renewer"], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert driver.stdin is not None
+        driver.stdin.write(json.dumps(order))
+        driver.stdin.close()
+        listening.settimeout(30)
+        peer, _ = listening.accept()
+        with peer:
+            assert peer.recv(65536).startswith(b"POST /v1/agent/worker/jobs/job/heartbeat HTTP/1.1")
+            peer.sendall(b"HTTP/1.1 409 Conflict\r\ncontent-length: 2\r\n\r\n{}")
+            assert driver.wait(30) == 1
+        assert driver.stderr is not None
+        assert driver.stderr.read() == "a renewal was answered HTTP/1.1 409 Conflict: {}\n"
+        driver.stderr.close()
+
+
 def test_a_chapter_that_there_is_not() -> None:
     """One line, status 2, before anything is started."""
     ran = bench("warmth")
     assert ran.returncode == 2
-    assert "there is no chapter 'warmth'; there are memory, warm, cold, stream, turns" in ran.stderr
+    assert "there is no chapter 'warmth'; there are memory, warm, cold, stream, turns, renewals" in ran.stderr
