@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from turnkeeper.domain.errors import OptionRefused, SettingRefused
-from turnkeeper.main import control, host, provisioner
+from turnkeeper.main import control, host, leaving, provisioner
 from turnkeeper.main.environment import Environment, ListenAddress, parse_listen
 from turnkeeper.main.paths import DataDirectory, default_data_directory
 from turnkeeper.main.reach import allowed_hosts, is_loopback, own_url
@@ -328,3 +328,18 @@ def test_an_address_of_nobody_is_blamed_and_not_the_port() -> None:
     """The setting that gave it is named."""
     with pytest.raises(SettingRefused, match=r"^--host: cannot listen on 300\.1\.1\.1"):
         bind(ListenAddress(host="300.1.1.1", port=0), "--port", "--host")
+
+
+def test_whoever_stops_up_is_told_what_it_waits_for_and_what_lives_on(tmp_path: Path) -> None:
+    """Turns that run, and sandboxes that stay; a record of one that is gone counts for nothing."""
+    data = DataDirectory(tmp_path)
+    assert leaving.of_turns(None) == leaving.of_turns(0) == "stopping"
+    assert leaving.of_turns(1).startswith("stopping: 1 turn is running")
+    assert leaving.of_turns(3).startswith("stopping: 3 turns are running")
+    assert leaving.living_sandboxes(data) == 0
+    (tmp_path / "sandboxes" / "not-one").mkdir(parents=True)
+    assert leaving.living_sandboxes(data) == 0
+    assert leaving.of_sandboxes(0, data) is None
+    line = leaving.of_sandboxes(2, data) or ""
+    assert "2 sandboxes live on" in line
+    assert f"turnkeeper up --data {tmp_path} --end-sandboxes" in line

@@ -1,8 +1,11 @@
 """The demo as a newcomer runs it: what it prints, what it exits with, and that it leaves nothing behind."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -39,6 +42,26 @@ def test_the_demo_shows_three_turns_and_leaves_nothing(place: Path) -> None:
     assert ran.err == ""
     assert not processes_of(place)
     assert list(place.iterdir()) == []
+    shutil.rmtree(place)
+
+
+def test_a_demo_that_is_stopped_ends_at_once_and_leaves_no_sandbox(place: Path) -> None:
+    """Ctrl-C in the middle of the talk: one line says so, and nothing of it runs on."""
+    starting = [sys.executable, "-m", "turnkeeper", "demo", "--port", "0"]
+    environment = {**os.environ, "HOME": str(place), "TMPDIR": str(place), "XDG_DATA_HOME": str(place / "share")}
+    with subprocess.Popen(
+        starting, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if line.startswith("turn 1"):
+                break
+        demo.send_signal(signal.SIGINT)
+        rest = demo.stdout.read()
+        assert demo.wait(60) == 1
+    assert "stopping" in rest
+    assert rest.splitlines()[-1] == "the demo was stopped before its conversation had ended"
+    assert not processes_of(place)
     shutil.rmtree(place)
 
 

@@ -35,7 +35,13 @@ def run_demo(*, once: bool, data: Path | None, port: int | None, unsafe_no_isola
         start_ms = round((system_clock.monotonic() - started) * 1000, 1)
         if not as_json:
             click.echo(f"everything runs after {start_ms / 1000:.1f} s; the page is at {running.url}")
-        report = await asyncio.to_thread(_converse, running, as_json=as_json)
+        key = running.data.owner_key.read_text().strip()
+        with OwnerClient(running.url, key) as client:
+            try:
+                report = await asyncio.to_thread(_converse, client, running, as_json=as_json)
+            except asyncio.CancelledError:
+                client.interrupt()  # its thread would go on with the talk, and the end would wait for it
+                raise
         reports.append(report)
         _summary(report, running, start_ms, once=once, as_json=as_json)
         if once or report.broken:
@@ -48,14 +54,16 @@ def run_demo(*, once: bool, data: Path | None, port: int | None, unsafe_no_isola
             port=_free_port(port, once=once),
             capacity=4,
             unsafe_no_isolation=unsafe_no_isolation,
-            end_sandboxes=once,
+            end_sandboxes=once or data is None,
         )
         with contextlib.suppress(_Ended):
             run_up(settings, on_ready=show)
+    if not reports:
+        click.echo("the demo was stopped before its conversation had ended", err=True)
     return 1 if not reports or reports[0].broken else 0
 
 
-def _converse(running: Running, *, as_json: bool) -> DemoReport:
+def _converse(client: OwnerClient, running: Running, *, as_json: bool) -> DemoReport:
     printer = Printer()
 
     def on_turn(number: int, what: str, text: str) -> None:
@@ -71,9 +79,7 @@ def _converse(running: Running, *, as_json: bool) -> DemoReport:
         if not as_json and isinstance(event, StreamEvent):
             printer.show(event.kind, event.data)
 
-    key = running.data.owner_key.read_text().strip()
-    with OwnerClient(running.url, key) as client:
-        report = converse(client, running.data.workspace, on_turn, on_event)
+    report = converse(client, running.data.workspace, on_turn, on_event)
     printer.finish_line()
     return report
 

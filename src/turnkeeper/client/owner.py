@@ -55,6 +55,7 @@ class OwnerClient:
         self.url = url
         self._http = HttpClient(url, token=key)
         self._key = key
+        self._ended = threading.Event()
         self._clock = clock
 
     def __enter__(self) -> Self:
@@ -66,6 +67,11 @@ class OwnerClient:
     def close(self) -> None:
         """Closes every connection."""
         self._http.close()
+
+    def interrupt(self) -> None:
+        """From any thread: every call ends at once with `ConnectionFailed`, and no stream is taken up again. For good."""
+        self._ended.set()
+        self._http.interrupt()
 
     def me(self) -> Me:
         """Whose key this is."""
@@ -131,7 +137,7 @@ class OwnerClient:
                         return
             except ConnectionFailed:
                 failures += 1
-                if failures > STREAM_RETRIES:
+                if failures > STREAM_RETRIES or self._ended.is_set():
                     raise
             self._pause(failures)
 
@@ -241,7 +247,7 @@ class OwnerClient:
 
     def _pause(self, failures: int) -> None:
         if failures:
-            self._clock.wait(threading.Event(), min(STREAM_RETRY_S * failures, 5.0))
+            self._clock.wait(self._ended, min(STREAM_RETRY_S * failures, 5.0))
 
 
 def parse_events(lines: Iterator[bytes]) -> Iterator[StreamEvent]:

@@ -27,6 +27,7 @@ from turnkeeper.kit.clock import system_clock
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.procs import keep_signals_to_oneself
 from turnkeeper.kit.stop import StopSignal
+from turnkeeper.main import leaving
 from turnkeeper.main.environment import Environment, ListenAddress
 from turnkeeper.main.paths import DataDirectory, default_data_directory
 from turnkeeper.main.preflight import require_settings
@@ -317,6 +318,8 @@ class _Up:
             await self._until_stopped(on_ready(running), keeping)
             return 0
         finally:
+            if self.stop.is_set:
+                click.echo(leaving.of_turns(await leaving.live_turns(url, self.data, HOST_NAME)), err=True)
             await self._stop_all(processes)
             for task in tasks:
                 task.cancel()
@@ -325,6 +328,8 @@ class _Up:
                 for line in await asyncio.to_thread(end_sandboxes, self.data):
                     log.warning("sandbox_not_ended", why=line)
                     click.echo(f"error: {line}", err=True)
+            elif line := leaving.of_sandboxes(leaving.living_sandboxes(self.data), self.data):
+                click.echo(line, err=True)
 
     async def _until_stopped(self, work: Awaitable[None] | None, keeping: "Sequence[asyncio.Task[None]]") -> None:
         """Until somebody asks to stop. What `work` or a task that keeps something running raises ends it too: a part that
