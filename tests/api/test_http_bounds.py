@@ -277,6 +277,8 @@ def test_who_owes_a_request_makes_place_for_who_comes() -> None:
         reader = stack.enter_context(connect(port))
         reader.sendall(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
         assert reader.recv(10)
+        slow = stack.enter_context(connect(port))
+        slow.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nabc")
         half = [stack.enter_context(connect(port)) for _ in range(100)]
         for client in half:
             with contextlib.suppress(ConnectionError):
@@ -285,6 +287,7 @@ def test_who_owes_a_request_makes_place_for_who_comes() -> None:
             with connect(port) as worker:
                 assert answer(worker).startswith(b"HTTP/1.1 200")
         assert read_all(half[0]) == b""
+        assert read_all(slow) == b""
         reader.settimeout(0.2)
         with pytest.raises(TimeoutError):
             recv_to_the_end(reader)

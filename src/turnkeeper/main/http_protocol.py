@@ -57,7 +57,7 @@ class HttpBounds:
 
 @dataclass
 class _Room:
-    """The connections of one server. `owing`: those of which a request is expected, in the order of their waiting."""
+    """The connections of one server. `owing`: those that owe a request or the rest of one, in the order of their waiting."""
 
     count: int = 0
     owing: "dict[BoundedHttp, None]" = field(default_factory=dict["BoundedHttp", None])
@@ -187,13 +187,12 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The head's end: from here on somebody may be at work for this client."""
+        """The head's end: somebody is at work for this client, though the body may still be owed."""
         self._check_head()
         super().on_headers_complete()
         self.headers = []  # what comes now are trailers, for which the request does not wait: they are dropped
         self._in_head, self._began = False, True
         self._deadline = None
-        self.room.owing.pop(self, None)
 
     def on_body(self, body: bytes) -> None:
         """A part of the body pays for what comes with it."""
@@ -205,6 +204,7 @@ class BoundedHttp(HttpToolsProtocol):
         """The last byte of a request."""
         self._in_message = False
         self._deadline = None
+        self.room.owing.pop(self, None)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -228,6 +228,8 @@ class BoundedHttp(HttpToolsProtocol):
             if self._deadline is None or self._stepped >= self.bounds.body_step_bytes:
                 self._stepped = 0
                 self._due_in(self.bounds.body_s)
+                if self.room.owing.pop(self, self) is None:
+                    self.room.owing[self] = None  # who goes on with a body is no longer the one who waited longest
         elif self._deadline is None and (self._in_head or not self._is_answering()):
             self._due_in(self.bounds.head_s)
 
@@ -248,8 +250,8 @@ class BoundedHttp(HttpToolsProtocol):
         in_body = self._in_message and not self._in_head
         if left > 0.001:
             self._timer = self.loop.call_later(left, self._look)
-        elif in_body and self.flow.read_paused:
-            self._due_in(self.bounds.body_s)
+        elif self.flow.read_paused:
+            self._due_in(self.bounds.body_s if in_body else self.bounds.head_s)
         elif in_body:
             self._refuse(_TIMEOUT, _BODY_WAITING.format(self.bounds.body_s))
         else:
