@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.domain.settings import Limits, Timing
 from turnkeeper.kit.log import configure
 from turnkeeper.runner.host import run_host
@@ -18,7 +19,10 @@ def main() -> int:
     timing, limits = Timing(**told.pop("timing")), Limits(**told.pop("limits"))
     child_log = Path(told["data"]) / "child.log"
     data = Path(told.pop("data"))
-    return run_host(HostSettings(**told, data=data, child_log=child_log, timing=timing, limits=limits))
+    try:
+        return run_host(HostSettings(**told, data=data, child_log=child_log, timing=timing, limits=limits))
+    except SettingRefused as refused:  # said as the command line says it
+        sys.exit(f"error: {refused}")
 
 
 if __name__ == "__main__":
