@@ -82,6 +82,32 @@ def test_a_turn_that_goes_on_elsewhere_is_seen(world: World, browser: Browser) -
     assert browser.run("document.querySelector('#text').value") == "half-written"
 
 
+def test_a_turn_that_works_before_its_card_is_there(world: World, browser: Browser) -> None:
+    """The stream may be faster than the page that brings the card: state and text that came before are not lost."""
+    thread_id = world.owner.conversation(title="T")["thread_id"]
+    browser.open(world.url + world.login_link())
+    browser.open(f"{world.url}/conversations/{thread_id}")
+    browser.wait("document.querySelector('[data-connection]')?.textContent === 'live'")
+    # The page is fetched, and its answer held back: what happens meanwhile comes by the stream alone.
+    browser.run(
+        "{ const real = window.fetch; window.held = 0; window.fetch = async (...all) => { const answer = await real(...all); "
+        "window.held += 1; while (!window.go) await new Promise((done) => setTimeout(done, 10)); return answer; }; }"
+    )
+    world.owner.submit(thread_id, "first")
+    browser.wait("window.held === 1")
+    turn = world.claim()
+    turn.prepare()
+    turn.admit()
+    turn.texts("early")
+    browser.run("window.go = true")
+    browser.wait("document.querySelector('[data-live]')?.textContent === 'early'")
+    browser.wait("document.querySelector('[data-state]').textContent === 'working'")
+    turn.settle("final")
+    turn.finish()
+    browser.wait("document.querySelector('article.turn .rich')?.textContent.trim() === 'final'")
+    assert browser.problems == []
+
+
 def test_a_lost_conversation_says_so(world: World, browser: Browser) -> None:
     """Proves: R-06. The reply was interrupted and the conversation can no longer be used, in the owner's language."""
     world.owner.http.patch("/v1/me", json={"language": "zh"})

@@ -6,6 +6,7 @@ import httpx2
 import pytest
 
 from api.world import World, problem
+from harness.postgres import wait_until
 from turnkeeper.kit.ids import new_id
 
 PAGE = {"Accept": "text/html"}
@@ -295,3 +296,65 @@ def test_a_run_shows_another_attempt_only_where_it_left_something(world: World) 
     assert re.findall(r"<tr><td>(\d+)</td>", visitor.page(f"/runs/{run_id}")) == ["2"]
     attempts = world.owner.good("GET", f"/v1/runs/{run_id}")["attempts"]
     assert [(one["attempt_no"], one["left_events"]) for one in attempts] == [(1, False), (2, True)]
+
+
+def test_a_failed_turn_says_what_is_known(world: World) -> None:
+    """Proves: E-04, R-06. The reason, the stage, whether the message arrived, the agent's last words; and its tool calls."""
+    visitor = Visitor(world).sign_in(world)
+    thread_id = world.owner.conversation()["thread_id"]
+    world.owner.submit(thread_id, "\n  build   the <site>\nplease")
+    turn = world.claim()
+    turn.prepare()
+    turn.admit()
+    turn.events(
+        {"kind": "tool_call", "data": {"id": "t1", "title": "make", "kind": "execute", "status": "in_progress"}},
+        {"kind": "tool_update", "data": {
+            "id": "t1", "status": "failed", "content": [{"type": "content", "content": {"type": "text", "text": "no <rule>"}}]}},
+    )  # fmt: skip
+    failure = {
+        "code": "agent_exited", "stage": "prompt", "delivered": "yes", "text": "it left", "stderr_tail": "Segmentation <fault>",
+    }  # fmt: skip
+    turn.ok("finish", {"status": "failed", "failure": failure})
+    for path in (f"/conversations/{thread_id}", f"/runs/{turn.claim['job']}"):
+        page = visitor.page(path)
+        for text in (
+            "it left",
+            "<code>prompt</code>",
+            "Your message: delivered",
+            "Segmentation &lt;fault&gt;",
+            "no &lt;rule&gt;",
+        ):
+            assert text in page, (path, text)
+        assert "may or may not have reached" not in page
+    assert "<h1>build the &lt;site&gt;</h1>" in visitor.page(f"/conversations/{thread_id}"), (
+        "called by its first message"
+    )
+
+
+def test_a_lost_conversation_that_is_closed_still_says_so(world: World) -> None:
+    """Proves: R-06. Closing takes nothing of what happened away."""
+    visitor = Visitor(world).sign_in(world)
+    thread_id = world.owner.conversation()["thread_id"]
+    world.owner.submit(thread_id, "x")
+    turn = world.claim()
+    turn.prepare()
+    turn.admit()
+    turn.ok(
+        "finish",
+        {"status": "failed", "failure": {"code": "outcome_unknown", "stage": "prompt", "delivered": "unknown"}},
+    )
+    wait_until(lambda: world.owner.good("GET", f"/v1/conversations/{thread_id}")["state"] == "lost", "it is lost")
+    visitor.page(f"/conversations/{thread_id}")
+    assert visitor.post(f"/conversations/{thread_id}/close").status_code == 303
+    page = visitor.page(f"/conversations/{thread_id}")
+    assert "can no longer be used" in page
+    assert "This conversation is closed." in page
+
+
+def test_a_cancel_that_was_asked_for_is_no_error(world: World) -> None:
+    """Said, and not in red."""
+    visitor = Visitor(world).sign_in(world)
+    thread_id = world.owner.conversation()["thread_id"]
+    run = world.owner.submit(thread_id, "x")["run"]["id"]
+    assert world.owner.http.post(f"/v1/runs/{run}/cancel").status_code == 200
+    assert '<p class="note">The turn was cancelled.</p>' in visitor.page(f"/conversations/{thread_id}")

@@ -5,13 +5,21 @@ from turnkeeper.services.answers import NotFound
 from turnkeeper.services.auth import Owner
 from turnkeeper.services.context import Services
 from turnkeeper.services.conversations import NO_CONVERSATION
-from turnkeeper.services.views import run_detail_of, run_of
-from turnkeeper.store import conversations, run_views, snapshots
+from turnkeeper.services.views import event_of, run_detail_of, run_of
+from turnkeeper.store import conversations, events, run_views, snapshots
 from turnkeeper.store.run_views import RunView
 from turnkeeper.store.tx import Reader
 from turnkeeper.wire.public import Run, RunDetail
+from turnkeeper.wire.turn import Event
 
 NO_RUN = NotFound("run")
+TOOL_EVENTS_MAX = 400
+
+
+async def tool_events(s: Services, run_id: str) -> list[Event]:
+    """What is stored of the tool calls of a run that the caller may see."""
+    rows = await s.db.read("run.tools", lambda r: events.list_tools(r, run_id, limit=TOOL_EVENTS_MAX))
+    return [event_of(row) for row in rows]
 
 
 async def get_run(s: Services, owner: Owner, run_id: str) -> RunDetail | NotFound:

@@ -16,6 +16,7 @@ from turnkeeper.store import conversations, messages, runs
 from turnkeeper.store.tx import Tx
 from turnkeeper.wire.public import NewMessage, Submitted
 
+TITLE_CHARS_MAX = 80
 SubmitResult = Submitted | NotFound | Invalid | Conflict | Mismatch
 
 
@@ -54,6 +55,12 @@ def _fault(s: Services, text: str) -> Invalid | None:
     return None
 
 
+def _title_of(text: str) -> str:
+    """What a conversation is called by its first message, where nobody has called it anything."""
+    line = " ".join(next((line for line in text.splitlines() if line.strip()), "").split())
+    return line if len(line) <= TITLE_CHARS_MAX else line[: TITLE_CHARS_MAX - 1] + "…"
+
+
 async def _submit(tx: Tx, s: Services, owner: Owner, thread_id: str, scope: str, text: str) -> SubmitResult:
     locked = await lock_line(tx, scope, owner.uid)
     conversation = await conversations.get_conversation(tx, thread_id)
@@ -85,7 +92,7 @@ async def _submit(tx: Tx, s: Services, owner: Owner, thread_id: str, scope: str,
         text=text,
         delivery=DeliveryStatus.QUEUED,
     )
-    await conversations.touch_conversation(tx, thread_id)
+    await conversations.touch_conversation(tx, thread_id, title=_title_of(text))
     is_ready = run.id in (await recompute(tx, s, scope, locked)).ready
     outbox = Outbox(s.limits.event_bytes_max)
     outbox.message(thread_id, run.id, message_id=message.id, role=message.role, text=message.text)

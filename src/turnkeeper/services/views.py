@@ -15,7 +15,7 @@ from turnkeeper.wire.turn import ChangeSummary, Event
 
 
 def conversation_of(view: ConversationView, language: Language) -> Conversation:
-    """A conversation; a lost one says so in plain words (R-06)."""
+    """A conversation; a lost one says so in plain words, also when it was closed afterwards (R-06)."""
     return Conversation(
         thread_id=view.thread_id,
         agent=view.agent,
@@ -24,7 +24,7 @@ def conversation_of(view: ConversationView, language: Language) -> Conversation:
         state=view.state,  # type: ignore[arg-type] - the column's CHECK names the same words
         queue_paused=view.queue_paused,
         kind=view.kind,  # type: ignore[arg-type]
-        lost_text=lost_sentence(language) if view.state == "lost" else None,
+        lost_text=lost_sentence(language) if view.was_lost else None,
         native_turn=view.native_turn,
         epoch=view.epoch,
         live_run_id=view.live_run_id,

@@ -41,6 +41,7 @@ class ConversationView:
     native_turn: int
     epoch: int
     live_run_id: str | None
+    was_lost: bool
     created_at: datetime
     updated_at: datetime
 
@@ -85,6 +86,7 @@ async def get_view(reader: Reader, uid: str, thread_id: str) -> ConversationView
     return await reader.fetch_one(
         "SELECT c.thread_id, c.uid, c.agent, c.title, c.workdir, c.state, c.queue_paused, c.kind, "
         "coalesce(m.native_turn, 0) AS native_turn, coalesce(w.epoch, 0) AS epoch, r.id AS live_run_id, "
+        "c.state = 'lost' OR coalesce(m.state = 'lost', false) AS was_lost, "
         "c.created_at, c.updated_at FROM conversations c "
         "LEFT JOIN memberships m ON m.thread_id = c.thread_id "
         "LEFT JOIN shared_workspaces w ON w.runtime_scope_id = c.runtime_scope_id "
@@ -100,6 +102,7 @@ async def list_views(reader: Reader, uid: str, *, before: str | None, limit: int
     return await reader.fetch_all(
         "SELECT c.thread_id, c.uid, c.agent, c.title, c.workdir, c.state, c.queue_paused, c.kind, "
         "coalesce(m.native_turn, 0) AS native_turn, coalesce(w.epoch, 0) AS epoch, r.id AS live_run_id, "
+        "c.state = 'lost' OR coalesce(m.state = 'lost', false) AS was_lost, "
         "c.created_at, c.updated_at FROM conversations c "
         "LEFT JOIN memberships m ON m.thread_id = c.thread_id "
         "LEFT JOIN shared_workspaces w ON w.runtime_scope_id = c.runtime_scope_id "
@@ -127,9 +130,13 @@ async def close_scope(tx: Tx, runtime_scope_id: str) -> int:
     )
 
 
-async def touch_conversation(tx: Tx, thread_id: str) -> int:
-    """Note that something happened in it."""
-    return await tx.execute("UPDATE conversations SET updated_at = tk_now() WHERE thread_id = %s", (thread_id,))
+async def touch_conversation(tx: Tx, thread_id: str, *, title: str = "") -> int:
+    """Note that something happened in it. `title` is taken where it has none."""
+    return await tx.execute(
+        "UPDATE conversations SET updated_at = tk_now(), title = CASE WHEN title = '' THEN %s ELSE title END "
+        "WHERE thread_id = %s",
+        (title, thread_id),
+    )
 
 
 async def fix_provisioner(tx: Tx, runtime_scope_id: str, provisioner: str) -> str | None:

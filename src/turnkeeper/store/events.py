@@ -89,6 +89,16 @@ async def list_by_run(reader: Reader, run_id: str, *, after: int, limit: int) ->
     )
 
 
+async def list_tools(reader: Reader, run_id: str, *, limit: int) -> list[EventRow]:
+    """What a run's stream says of its tool calls, oldest first."""
+    return await reader.fetch_all(
+        "SELECT seq, thread_id, run_id, kind, data, original_bytes, created_at FROM events "
+        "WHERE run_id = %s AND kind IN ('tool_call', 'tool_update') ORDER BY seq LIMIT %s",
+        (run_id, limit),
+        as_=EventRow,
+    )
+
+
 async def stream_state(reader: Reader, thread_id: str) -> StreamState:
     """Where a conversation's stream stands."""
     row = await reader.fetch_one(

@@ -63,6 +63,7 @@ class Pages:
             "conversation": page.conversation,
             "turns": page.turns,
             "after": page.after,
+            "seq": page.seq,
             "earlier": page.earlier,
             "is_newest": before is None,
             "script_texts": visit.texts.script(),
@@ -76,7 +77,7 @@ class Pages:
         found = await runs.get_run(self._desk.services, visit.owner, visit.request.path_params["run_id"])
         if isinstance(found, NotFound):
             return await self._desk.refuse(visit, problem_of(found, visit.owner.tongue))
-        return await self._desk.show(visit, "run.html", {"one": turn_of(found, None)})
+        return await self._desk.show(visit, "run.html", {"one": await turn_of(self._desk.services, found, None)})
 
     async def _bad_place(self, visit: Visit, field: str) -> Response:
         detail = f"{field} is not a place in this list"

@@ -1,13 +1,14 @@
 """What a conversation's page shows: its turns, each with prompt, reply, state and changes."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from turnkeeper.services import conversations, messages, runs
 from turnkeeper.services.answers import NotFound
 from turnkeeper.services.auth import Owner
 from turnkeeper.services.context import Services
 from turnkeeper.services.openings import open_conversation
+from turnkeeper.web.tools import ToolCall, calls_of
 from turnkeeper.wire.public import Conversation, Run, RunDetail, RunSnapshot
 
 _READS_AT_ONCE = 3
@@ -23,15 +24,24 @@ class Turn:
     delivery: str | None
     output: str | None
     snapshot: RunSnapshot | None
+    tools: list[ToolCall] = field(default_factory=list[ToolCall])
+
+    @property
+    def reached(self) -> str | None:
+        """Whether the prompt reached the agent: what the run's own record says of it, and else the message's status."""
+        said = str((self.run.error_detail or {}).get("delivered"))
+        return {"no": "not_delivered", "yes": "delivered", "unknown": "unknown"}.get(said, self.delivery)
 
 
 @dataclass(frozen=True)
 class ConversationPage:
-    """`after`: the event number that the live stream goes on from. `earlier`: from where the page before goes back."""
+    """`after`: the event number that the live stream goes on from. `seq`: all events up to it are in what is shown.
+    `earlier`: from where the page before goes back."""
 
     conversation: Conversation
     turns: list[Turn]
     after: int
+    seq: int
     earlier: str | None
 
 
@@ -50,7 +60,9 @@ async def read_page(
     if isinstance(found, NotFound):
         return found
     shown, earlier = list(reversed(found[0])), found[1]
-    return ConversationPage(conversation, await _turns(s, owner, thread_id, shown), opening.first, earlier)
+    return ConversationPage(
+        conversation, await _turns(s, owner, thread_id, shown), opening.first, opening.last_seq, earlier
+    )
 
 
 async def _turns(s: Services, owner: Owner, thread_id: str, shown: list[Run]) -> list[Turn]:
@@ -70,11 +82,12 @@ async def _turns(s: Services, owner: Owner, thread_id: str, shown: list[Run]) ->
             detail = await runs.get_run(s, owner, run.id)
         if isinstance(detail, NotFound):
             return Turn(run, "", None, None, None)
-        return turn_of(detail, delivery.get(run.id))
+        return await turn_of(s, detail, delivery.get(run.id))
 
     return list(await asyncio.gather(*(one(run) for run in shown)))
 
 
-def turn_of(detail: RunDetail, delivery: str | None) -> Turn:
-    """A run with everything about it, as a turn."""
-    return Turn(detail, detail.prompt, delivery, detail.output, detail.snapshot)
+async def turn_of(s: Services, detail: RunDetail, delivery: str | None) -> Turn:
+    """A run with everything about it, as a turn. One that has not ended tells its tool calls by its stream."""
+    tools = calls_of(await runs.tool_events(s, detail.id)) if detail.ended_at is not None else []
+    return Turn(detail, detail.prompt, delivery, detail.output, detail.snapshot, tools)

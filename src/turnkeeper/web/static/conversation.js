@@ -9,7 +9,10 @@ const turns = document.getElementById("turns");
 const announce = root.querySelector("[data-announce]");
 const LIVE_CHARS_MAX = 200_000;
 
-const unknown = new Set();
+const EARLY_EVENTS_MAX = 1000;
+
+// Events of runs whose card is not here yet, in their order: the stream may be faster than the page that brings the card.
+const early = new Map();
 let refreshing = null;
 let again = false;
 
@@ -52,14 +55,19 @@ async function refresh() {
 }
 
 function exchange(page) {
+  // What the fresh page shows holds all events up to this one; a state that came by a later one is newer.
+  const seq = Number(page.querySelector("[data-conversation]").dataset.seq);
   follow(() => {
     for (const fresh of page.querySelectorAll("article.turn")) {
       const old = document.getElementById(fresh.id);
       if (!old) {
         turns.querySelector("[data-empty]")?.remove();
         turns.append(fresh);
+        catchUp(fresh, seq);
       } else if (!("final" in old.dataset) && ("final" in fresh.dataset)) {
         old.replaceWith(fresh);
+      } else if (!("final" in old.dataset) && seq >= Number(old.dataset.seq ?? 0)) {
+        setState(old, fresh.dataset.status);
       }
     }
     const head = page.getElementById("head");
@@ -80,6 +88,17 @@ function setState(turn, status) {
   badge.className = `badge ${status}`;
   badge.textContent = statuses[status] ?? status;
   if (status === "cancel_requested") turn.querySelector("[data-cancel] button")?.setAttribute("disabled", "");
+}
+
+// Tell a card what came before it was there; states that it shows already are passed over.
+function catchUp(turn, seq) {
+  const events = early.get(turn.dataset.run) ?? [];
+  early.delete(turn.dataset.run);
+  if ("final" in turn.dataset) return;
+  for (const one of events) {
+    if (one.type === "end") again = true;
+    else if (one.type !== "run" || one.seq > seq) show[one.type]?.(turn, one.data, one.seq);
+  }
 }
 
 function appendText(node, text) {
@@ -113,8 +132,14 @@ const show = {
   },
   permission: (turn, data) => activity(turn, `permission-${data.id}`, `${data.title ?? data.tool}: ${data.answer?.outcome}`),
   notice: (turn, data) => activity(turn, null, data.text),
-  error: (turn, data) => activity(turn, null, data.text ?? data.code, "failed"),
-  run: (turn, data) => setState(turn, data.status),
+  error(turn, data) {
+    const why = [data.text ?? data.code, data.detail].filter(Boolean).join(" ");
+    activity(turn, null, why, data.code === "cancelled" ? undefined : "failed");
+  },
+  run(turn, data, seq) {
+    turn.dataset.seq = seq;
+    setState(turn, data.status);
+  },
 };
 
 // The conversation itself moved: no turn tells of it, and it may come after the end of the turn that it is about.
@@ -128,11 +153,15 @@ function onEvent(event) {
   const data = JSON.parse(event.data);
   const turn = turnOf(data.run_id);
   if (!turn) {
-    // A message from another window. Asked for once: a run that is not on this page stays unknown.
-    if (!unknown.has(data.run_id)) {
-      unknown.add(data.run_id);
+    // A message from another window, or of ours before its card came. Asked for once: a run that is not on this page stays
+    // unknown.
+    const events = early.get(data.run_id);
+    if (!events) {
+      early.set(data.run_id, []);
       refresh();
     }
+    const kept = early.get(data.run_id);
+    if (kept.length < EARLY_EVENTS_MAX) kept.push({ type: event.type, data, seq: Number(event.lastEventId) });
     return;
   }
   if ("final" in turn.dataset) return;
@@ -140,7 +169,7 @@ function onEvent(event) {
     announce.textContent = statuses[data.status] ?? "";
     refresh();
   } else {
-    follow(() => show[event.type]?.(turn, data));
+    follow(() => show[event.type]?.(turn, data, Number(event.lastEventId)));
   }
 }
 
