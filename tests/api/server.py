@@ -19,6 +19,7 @@ import uvloop
 from turnkeeper.api.app import ControlApp, create_app
 from turnkeeper.api.settings import ApiSettings
 from turnkeeper.domain.settings import Limits, Timing
+from turnkeeper.main.http_protocol import HttpBounds, bounded_http
 from turnkeeper.services.context import Services
 from turnkeeper.services.signer import Signer, new_private_pem
 from turnkeeper.store.pool import open_database
@@ -108,7 +109,7 @@ class ControlServer:
                 pages = create_pages(self.services, WebSettings())
                 self.app = create_app(self.services, self._settings, pages=pages)
                 config = uvicorn.Config(
-                    self.app, loop="none", http="httptools", log_config=None, access_log=False, lifespan="on",
+                    self.app, loop="none", http=bounded_http(HttpBounds()), log_config=None, access_log=False, lifespan="on",
                     timeout_graceful_shutdown=5,
                 )  # fmt: skip
                 self._server = uvicorn.Server(config)

@@ -23,6 +23,7 @@ from turnkeeper.client.http import AsyncHttpClient, HttpClient
 from turnkeeper.domain.sandbox import sandbox_id
 from turnkeeper.kit.clock import system_clock
 from turnkeeper.kit.ids import new_id
+from turnkeeper.main.http_protocol import HttpBounds, bounded_http
 from turnkeeper.provisioner.app import app_of
 from turnkeeper.provisioner.backends.base import Backend
 from turnkeeper.provisioner.backends.local.backend import LocalBackend, LocalSettings
@@ -140,7 +141,12 @@ def serve(
     address.unlink(missing_ok=True)
     sock.bind(str(address))
     config = uvicorn.Config(
-        app_of(process), loop="uvloop", http="httptools", lifespan="on", log_config=None, access_log=False
+        app_of(process),
+        loop="uvloop",
+        http=bounded_http(HttpBounds()),
+        lifespan="on",
+        log_config=None,
+        access_log=False,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)
