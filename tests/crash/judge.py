@@ -13,6 +13,8 @@ from turnkeeper.services.doctor import collect
 from turnkeeper.store.pool import open_database
 
 REST_WITHIN_S: Final = 90.0
+TRIES: Final = 3
+LEASE_CODES: Final = ("worker_lease_expired", "lease_feed_lost", "outcome_unknown")
 _UNREST: Final = (
     "SELECT 'run ' || id || ' is ' || status AS what FROM runs "
     "WHERE status IN ('pending', 'running', 'cancel_requested', 'recovering') "
@@ -50,16 +52,26 @@ def _is_open(drill: Drill, thread: str) -> bool:
 
 
 def _go_on(drill: Drill, thread: str) -> None:
-    """What failed has been mended: the next message is answered, unless that shows that the session is gone."""
+    """What failed has been mended: the next message is answered, unless that shows that the session is gone.
+
+    A busy machine may let a lease of seconds end; then the next one is.
+    """
     agent = drill.product.row("SELECT agent FROM conversations WHERE thread_id = %s", thread)["agent"]
-    run_id = drill.submit(thread)
-    drill.wait_ended(run_id)
-    run = drill.product.row("SELECT status, error_code, error_detail FROM runs WHERE id = %s", run_id)
     expected = ("failed", "preparation_failed") if agent == "drill-setup" else ("completed", None)
-    said = (run["status"], run["error_code"])
-    assert said == expected or (said == ("failed", "session_unavailable") and not _is_open(drill, thread)), (
-        f"the conversation is open, and its next message ends {run}\n{drill.product.tell()}"
-    )
+    for _ in range(TRIES):
+        run_id = drill.submit(thread)
+        drill.wait_ended(run_id)
+        wait_rest(drill)
+        run = drill.product.row("SELECT status, error_code, error_detail FROM runs WHERE id = %s", run_id)
+        said = (run["status"], run["error_code"])
+        if said == expected:
+            return
+        if said[1] in ("session_unavailable", *LEASE_CODES) and not _is_open(drill, thread):
+            return
+        assert said[1] in LEASE_CODES, (
+            f"the conversation is open, and its next message ends {run}\n{drill.product.tell()}"
+        )
+    raise AssertionError(f"{TRIES} messages in a row lost their lease\n{drill.product.tell()}")
 
 
 def _prompts(drill: Drill) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from crash.drill import Cell, Drill, DrillProduct, failing, ready, seed
 from crash.judge import judge, let_go
-from crash.scenarios import EXTRA, POINTS, SCENARIOS, cells, reached_by
+from crash.scenarios import EXTRA, POINTS, SCENARIOS, carry_on, cells, reached_by
 from turnkeeper.kit.failpoint import Phase, Point
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,8 +37,10 @@ def _parameters() -> list[object]:
 def test_the_promises_hold(name: str, cell: Cell, well: DrillProduct, request: pytest.FixtureRequest) -> None:
     """Whatever fails, however: no prompt twice, one writer, nothing stuck, and a record that is true."""
     drill = Drill(well)
+    steps = SCENARIOS[name](drill)
+    next(steps)
     with failing(well, *EXTRA.get(name, ()), cell) as arms:
-        SCENARIOS[name](drill)
+        carry_on(steps)
     ready(well)
     judge(drill)
     let_go(drill)
