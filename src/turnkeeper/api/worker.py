@@ -21,7 +21,7 @@ from turnkeeper.api.languages import language_of
 from turnkeeper.api.metrics import Metrics
 from turnkeeper.api.problems import ProblemRaised, shown
 from turnkeeper.api.replies import Unwanted, reply
-from turnkeeper.api.routing import PlainRouter
+from turnkeeper.api.routing import DirectRoute, PlainRouter
 from turnkeeper.api.settings import ApiSettings
 from turnkeeper.api.waits import Waits
 from turnkeeper.domain.errors import ProblemCode
@@ -88,7 +88,7 @@ def create_worker_api(services: Services, settings: ApiSettings, metrics: Metric
 
 
 def _route(method: str, path: str, endpoint: Endpoint) -> Route:
-    return Route(path, endpoint, methods=[method])
+    return DirectRoute(path, endpoint, methods=[method])
 
 
 def _work(services: Services, waits: Waits) -> Endpoint:
