@@ -128,6 +128,32 @@ async def test_network_host_is_the_hosts(served: Served) -> None:
     assert served.inside(sandbox, "/bin/cat", "/etc/hosts")["out"] == Path("/etc/hosts").read_text()
 
 
+async def test_network_host_is_not_the_product_s_sockets(served: Served) -> None:
+    """Proves: K-11. The provisioner and PostgreSQL listen on sockets in the data directory, which no sandbox has; nor has it
+    the processes through whose `/proc` it could be reached. The provisioner answers out here on that very path."""
+    sandbox = await served.ensure(Scope(), spec=SandboxSpec(network="host"))
+    own = served.url.removeprefix("unix:")
+    postgres = served.settings.directory / "postgres-stand-in"
+    with socket.socket(socket.AF_UNIX) as named, socket.socket(socket.AF_UNIX) as outside:
+        named.bind(str(postgres))
+        named.listen()
+        outside.connect(own)
+        code = f"""
+import os, socket
+for path in ({own!r}, {str(postgres)!r}):
+    for address in (path, *(f"/proc/{{pid}}/root{{path}}" for pid in os.listdir("/proc") if pid.isdigit())):
+        try:
+            socket.socket(socket.AF_UNIX).connect(address)
+            print("reached", address)
+        except (FileNotFoundError, PermissionError):  # the manager's root is not even to be looked at
+            pass
+        except OSError as error:
+            print(address, error)
+print("done")
+"""
+        assert run_python(served, sandbox, code)["out"] == "done\n"
+
+
 async def test_manager_cannot_be_disarmed(served: Served, sandbox: Sandbox) -> None:
     """Proves: K-08 (the four calls by which an equal uid would disarm pid 1 are refused, and ptrace; on oneself they work)."""
     code = """
