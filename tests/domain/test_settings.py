@@ -82,7 +82,9 @@ def test_what_is_no_number_is_refused(name: str, text: str) -> None:
     """House style 17: refused, with the setting and its value."""
     with pytest.raises(SettingRefused) as refused:
         timing_from_environ({name: text})
-    assert refused.value.lines == (f"{name} is {text!r}; it must be a positive number of seconds",)
+    assert refused.value.lines == (
+        f"{name} is {text!r}; it must be a positive number of seconds, at most 315360000 (ten years)",
+    )
 
 
 def test_all_complaints_at_once() -> None:
@@ -154,7 +156,9 @@ def test_sandbox_settings_are_positive_integers(variable: str, text: str) -> Non
     """Proves: C-06. Anything else is refused at startup."""
     with pytest.raises(SettingRefused) as refused:
         sandbox_timing_from_environ({variable: text})
-    assert refused.value.lines == (f"{variable} is {text!r}; it must be a positive integer of seconds",)
+    assert refused.value.lines == (
+        f"{variable} is {text!r}; it must be a positive integer of seconds, at most 315360000 (ten years)",
+    )
 
 
 def test_cleanup_must_exceed_its_parts() -> None:

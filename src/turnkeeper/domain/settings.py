@@ -224,7 +224,7 @@ def sandbox_timing_from_environ(environ: Mapping[str, str], base: SandboxTiming 
         if stripped.isascii() and stripped.isdigit() and 0 < int(stripped) <= SECONDS_MAX:
             values[name] = int(stripped)
         else:
-            lines.append(f"{variable} is {text!r}; it must be a positive integer of seconds")
+            lines.append(f"{variable} is {text!r}; it must be a positive integer of seconds, {_AT_MOST}")
     if lines:
         raise SettingRefused(*lines)
     timing = replace(base, **values)
@@ -235,6 +235,8 @@ def sandbox_timing_from_environ(environ: Mapping[str, str], base: SandboxTiming 
 SECONDS_MAX = 10 * 365 * 86_400
 """Ten years: what is longer is a mistake, and would overflow timestamps."""
 
+_AT_MOST = f"at most {SECONDS_MAX} (ten years)"
+
 
 def _read_seconds(
     environ: Mapping[str, str], variable: str, lines: list[str], *, any_sign: bool = False
@@ -244,7 +246,7 @@ def _read_seconds(
         return None
     value = _parse_seconds(text)
     if value is None or (value <= 0 and not any_sign):
-        lines.append(f"{variable} is {text!r}; it must be a positive number of seconds")
+        lines.append(f"{variable} is {text!r}; it must be a positive number of seconds, {_AT_MOST}")
         return None
     return value
 
