@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def test_an_agent_that_cannot_run_says_why_and_how(tk: Tk, product: Product) -> 
     assert "agent gone cannot run here: /opt/no-such/agent" in refused.one_line()
     assert "install it with: install-agent --prefix /opt" in refused.one_line()
     definition.write_text('name = "keyless"\ncommand = ["python", "-m", "turnkeeper.agents.scripted"]\n')
-    assert tk("agents", "add", str(definition)).out == "added keyless\n"
+    assert tk("agents", "add", str(definition)).out.startswith("added keyless")
     thread = parsed(tk("conversations", "create", "--agent", "keyless", "--json"))["thread_id"]
     definition.write_text(definition.read_text() + 'secrets = ["TK_NO_SUCH_KEY"]\n')
     assert "no value for secret 'TK_NO_SUCH_KEY'" in tk("agents", "add", str(definition)).out
@@ -140,6 +141,10 @@ def test_a_talk_from_the_first_word_to_the_list_of_runs(tk: Tk) -> None:
         for line in tk("runs", "events", first, "--json", "--after", str(events[-2]["seq"])).out.splitlines()
     ]
     assert [one["kind"] for one in after if one["seq"] is not None] == ["end"]
+    assert parsed(tk("runs", "show", first[:-1], "--json"))["id"] == first
+    assert "no run begins with 0000" in tk("runs", "show", "0000").one_line()
+    assert "is the beginning of" in tk("runs", "show", first[:4]).one_line()
+    assert parsed(tk("conversations", "show", thread[:-2], "--json"))["title"] == "/write a.txt hello"
     table = tk("runs", "list")
     assert first in table.out
     assert thread in tk("conversations", "list").out
@@ -170,13 +175,22 @@ def test_agents_are_listed_shown_added_and_removed(tk: Tk, tmp_path: Path) -> No
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\ncommand = ["python", "-m", "turnkeeper.agents.scripted"]\ntitle = "My own"\n')
     assert parsed(tk("agents", "add", str(file), "--json"))["title"] == "My own"
-    assert "My own" in tk("agents", "show", "mine").out
+    shown = tk("agents", "show", "mine").out
+    assert tomllib.loads(shown) == {**tomllib.loads(file.read_text()), "network": "none", "runtime_policy": "retained",
+                                    "session_timeout_s": 120, "setup_timeout_s": 600}  # fmt: skip
+    assert tk("agents", "add", str(file)).out == "replaced mine\n"
     assert tk("chat", "hello", "--agent", "mine").status == 0
     file.write_text('name = "mine"\ncommand = "python"\nnetwork = "wide"\n')
     refused = tk("agents", "add", str(file))
     assert refused.status == 1
     assert "command is 'python'" in refused.err
     assert "network is 'wide'" in refused.err
+    assert len(refused.error_lines) == 3, "one a line"
+    assert "no definition of 'mine' comes with this version" in tk("agents", "reset", "mine").one_line()
+    file.write_text('name = "vibe"\ncommand = ["sh"]\n')
+    assert tk("agents", "add", str(file)).out == "replaced vibe\n"
+    assert tk("agents", "reset", "vibe").out.startswith("reset vibe (unavailable here: ")
+    assert "To install what is missing" in tk("agents", "list").out
     assert parsed(tk("agents", "remove", "mine", "--json")) == {"removed": "mine"}
     gone = tk("chat", "hello", "--agent", "mine")
     assert gone.status == 1

@@ -4,22 +4,24 @@ import tomllib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from turnkeeper.cli.connection import connection_options
-from turnkeeper.cli.output import json_option, print_json, print_table, say
+from turnkeeper.cli.output import json_option, print_json, print_table, say, visible
+from turnkeeper.cli.toml_text import toml_of
 
 if TYPE_CHECKING:
     from turnkeeper.client.owner import OwnerClient
+    from turnkeeper.wire.public import Agent
 
 Connect = Callable[[], AbstractContextManager["OwnerClient"]]
 
 
 @click.group(epilog="Example: turnkeeper agents list")
 def agents() -> None:
-    """List, show, add and remove agent definitions."""
+    """List, show, add, reset and remove agent definitions."""
 
 
 @agents.command("list", epilog="Example: turnkeeper agents list --json")
@@ -38,9 +40,7 @@ def list_(connect: Connect, as_json: bool) -> None:
             one.title,
             one.network,
             one.runtime_policy,
-            "yes"
-            if one.available
-            else f"no: {one.unavailable or ''}{f' — install: {one.install}' if one.install else ''}",
+            "yes" if one.available else f"no: {one.unavailable or ''}",
         )
         for one in found
     ]
@@ -48,7 +48,14 @@ def list_(connect: Connect, as_json: bool) -> None:
         ("agent", "title", "network", "policy", "available"),
         rows,
         empty="no agent yet; add one: turnkeeper agents add FILE",
+        spare=("policy", "network", "title"),
+        folding=("available",),
     )
+    missing = [one for one in found if one.install]
+    if missing:
+        say("To install what is missing, on the machine of the sandboxes:")
+    for one in missing:
+        say(f"  {one.name}: {one.install}")
 
 
 @agents.command(epilog="Example: turnkeeper agents show scripted")
@@ -56,19 +63,16 @@ def list_(connect: Connect, as_json: bool) -> None:
 @json_option
 @connection_options
 def show(connect: Connect, name: str, as_json: bool) -> None:
-    """Show one definition."""
+    """Show one definition, as TOML that `agents add` takes."""
     with connect() as client:
         one = client.agent(name)
     if as_json:
         print_json(one)
         return
-    say(f"agent      {one.name} ({one.title})")
-    say(f"available  {'yes' if one.available else f'no: {one.unavailable}'}")
+    say(f"# {'available' if one.available else f'unavailable: {one.unavailable}'}")
     if one.install:
-        say(f"install    {one.install}")
-    for field, value in (one.definition or {}).items():
-        if value not in (None, [], {}, ""):
-            say(f"  {field} = {value}")
+        say(f"# install with: {one.install}")
+    say(toml_of(one.definition or {}))
 
 
 @agents.command(epilog="Example: turnkeeper agents add my-agent.toml")
@@ -85,11 +89,50 @@ def add(connect: Connect, file: Path, as_json: bool) -> None:
     if not isinstance(name, str):
         raise click.ClickException(f'{file}: `name` is {name!r}; a definition has a name, such as name = "my-agent"')
     with connect() as client:
-        one = client.put_agent(name, definition)
+        known = any(one.name == name for one in client.agents())
+        one = _put(client, name, definition, str(file))
+    _tell(one, "replaced" if known else "added", as_json)
+
+
+@agents.command(epilog="Example: turnkeeper agents reset opencode")
+@click.argument("name")
+@json_option
+@connection_options
+def reset(connect: Connect, name: str, as_json: bool) -> None:
+    """Bring back the definition that comes with this version, after it was replaced or removed."""
+    from importlib import resources
+
+    files = resources.files("turnkeeper.agents").joinpath("definitions").iterdir()
+    texts = {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}
+    if name not in texts:
+        raise click.ClickException(
+            f"no definition of {name!r} comes with this version; there is {', '.join(sorted(texts))}"
+        )
+    with connect() as client:
+        one = _put(client, name, tomllib.loads(texts[name].read_text()), name)
+    _tell(one, "reset", as_json)
+
+
+def _put(client: "OwnerClient", name: str, definition: dict[str, Any], source: str) -> "Agent":
+    """Every complaint about a definition, one a line."""
+    from turnkeeper.client.failures import ClientError
+
+    try:
+        return client.put_agent(name, definition)
+    except ClientError as error:
+        complaints = error.extra.get("complaints")
+        if not isinstance(complaints, list):
+            raise
+        lines = "".join(f"\n  {visible(str(line))}" for line in cast("list[object]", complaints))
+        raise click.ClickException(f"{source} is no agent definition:{lines}") from error
+
+
+def _tell(one: "Agent", done: str, as_json: bool) -> None:
     if as_json:
         print_json(one)
-    else:
-        say(f"added {one.name}" + ("" if one.available else f" (unavailable here: {one.unavailable})"))
+        return
+    install = f"; install it with: {one.install}" if one.install else ""
+    say(f"{done} {one.name}" + ("" if one.available else f" (unavailable here: {one.unavailable}{install})"))
 
 
 @agents.command(epilog="Example: turnkeeper agents remove my-agent")

@@ -30,7 +30,7 @@ def chat(connect: Connect, text: str | None, agent: str, thread: str | None, wor
 
     Ctrl-C during a turn cancels it; at the prompt it leaves. Exit status 1 if the last turn did not complete.
     """
-    from turnkeeper.cli.conversations import begin
+    from turnkeeper.cli.conversations import begin, whole_thread
 
     if text is not None and not text.strip():
         raise click.ClickException(
@@ -41,6 +41,8 @@ def chat(connect: Connect, text: str | None, agent: str, thread: str | None, wor
             thread = begin(client, agent, workdir).thread_id
             if not as_json:
                 say(f"conversation {thread}", dim=True)
+        else:
+            thread = whole_thread(client, thread)
         if text is not None:
             return 0 if turn(client, thread, text, as_json=as_json) == "completed" else 1
         status = "completed"

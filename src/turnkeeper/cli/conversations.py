@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from turnkeeper.cli.connection import connection_options
+from turnkeeper.cli.ids import SEARCHED_MAX, whole_id
 from turnkeeper.cli.output import json_option, moment, one_line, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def list_(connect: Connect, limit: int, as_json: bool) -> None:
         ("thread", "agent", "state", "workdir", "turns", "updated", "title"),
         rows,
         empty='no conversation yet; start one: turnkeeper chat --agent scripted "hello"',
+        spare=("workdir", "updated", "turns", "agent"),
+        folding=("title",),
     )
 
 
@@ -58,7 +61,7 @@ def list_(connect: Connect, limit: int, as_json: bool) -> None:
 def show(connect: Connect, thread: str, as_json: bool) -> None:
     """Show one conversation."""
     with connect() as client:
-        _print(client.conversation(thread), as_json)
+        _print(client.conversation(whole_thread(client, thread)), as_json)
 
 
 @conversations.command(epilog="Example: turnkeeper conversations create --agent scripted --workdir projects/site")
@@ -94,7 +97,12 @@ def begin(client: "OwnerClient", agent: str, workdir: str | None, title: str = "
 def close(connect: Connect, thread: str, as_json: bool) -> None:
     """Close a conversation: what waits ends, what runs is cancelled, no message is taken any more."""
     with connect() as client:
-        _print(client.close_conversation(thread), as_json)
+        _print(client.close_conversation(whole_thread(client, thread)), as_json)
+
+
+def whole_thread(client: "OwnerClient", given: str) -> str:
+    """The id of the conversation that `given` begins."""
+    return whole_id(given, "conversation", lambda: (one.thread_id for one in client.conversations(SEARCHED_MAX)))
 
 
 def _print(one: "Conversation", as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from turnkeeper.cli.connection import connection_options
+from turnkeeper.cli.ids import whole_id
 from turnkeeper.cli.output import json_option, moment, print_json, print_table
 
 if TYPE_CHECKING:
@@ -50,7 +51,12 @@ def list_(connect: Connect, as_json: bool) -> None:
         (one.id, one.name, one.shown_prefix, moment(one.created_at), moment(one.last_used_at), moment(one.revoked_at))
         for one in found
     ]
-    print_table(("key", "name", "begins with", "created", "last used", "revoked"), rows, empty="no key yet")
+    print_table(
+        ("key", "name", "begins with", "created", "last used", "revoked"),
+        rows,
+        empty="no key yet",
+        spare=("revoked", "last used", "created"),
+    )
 
 
 @keys.command(epilog="Example: turnkeeper keys revoke 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d")
@@ -61,8 +67,9 @@ def list_(connect: Connect, as_json: bool) -> None:
 def revoke(connect: Connect, key_id: str, yes: bool, as_json: bool) -> None:
     """Revoke a key (its id): it opens nothing any more."""
     with connect() as client:
-        own = [] if yes else client.keys()
-        if any(one.id == key_id and client.is_in_use(one) for one in own):
+        own = client.keys()
+        key_id = whole_id(key_id, "key", lambda: (one.id for one in own))
+        if not yes and any(one.id == key_id and client.is_in_use(one) for one in own):
             raise click.ClickException(
                 f"{key_id} is the key that this command uses: create another one first (turnkeeper keys create NAME), "
                 "or revoke it with --yes; a local `turnkeeper up` makes itself a new one at its next start"

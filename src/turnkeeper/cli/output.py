@@ -7,6 +7,7 @@ something else.
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -62,11 +63,25 @@ def print_json(value: "BaseModel | Sequence[BaseModel] | dict[str, Any]") -> Non
     say_json(plain)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
-    """A table that fits the terminal; into a pipe every cell is whole, whatever its width. `empty` is said where there is no row."""
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    empty: str,
+    spare: Sequence[str] = (),
+    folding: Sequence[str] = (),
+) -> None:
+    """A table that fits the terminal; into a pipe every cell is whole, whatever its width. `empty` is said where there is no row.
+
+    An id, in the first column, is never broken. What a narrow terminal has no room for: `folding` columns are broken into
+    lines, and then `spare` columns left out, in this order, which is said.
+    """
     if not rows:
         click.echo(empty)
         return
+    left_out: list[str] = []
+    if sys.stdout.isatty():
+        columns, rows, left_out = _fitting(columns, rows, spare, folding, shutil.get_terminal_size().columns)
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -74,13 +89,37 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column == columns[0])
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000, highlight=False)
     if not sys.stdout.isatty():
         console.width = max(80, console.measure(table).maximum)
     console.print(table)
+    if left_out:
+        click.secho(
+            f"left out for want of room: {', '.join(left_out)} (a wider terminal or --json shows all)", dim=True
+        )
+
+
+FOLDED_CELLS = 16
+
+
+def _fitting(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], folding: Sequence[str], width: int
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Columns and rows that fit into `width` cells, and the columns that were left out for it."""
+    from rich.cells import cell_len
+
+    wide = [max(cell_len(column), *(cell_len(visible(row[n])) for row in rows)) for n, column in enumerate(columns)]
+    wide = [min(cells, FOLDED_CELLS) if columns[n] in folding else cells for n, cells in enumerate(wide)]
+    kept, left_out = list(range(len(columns))), list[str]()
+    for name in spare:
+        if sum(wide[n] for n in kept) + 3 * len(kept) - 1 <= width:
+            break
+        kept.remove(list(columns).index(name))
+        left_out.append(name)
+    return [columns[n] for n in kept], [[row[n] for n in kept] for row in rows], left_out
 
 
 def moment(value: datetime | None) -> str:

@@ -18,7 +18,7 @@ COMMANDS = {
     "chat": ("turnkeeper.cli.chat:chat", "Talk with an agent; the stream is shown as it comes."),
     "conversations": ("turnkeeper.cli.conversations:conversations", "List, show and close conversations."),
     "runs": ("turnkeeper.cli.runs:runs", "List and show runs, follow their events, cancel them."),
-    "agents": ("turnkeeper.cli.agents:agents", "List, show, add and remove agent definitions."),
+    "agents": ("turnkeeper.cli.agents:agents", "List, show, add, reset and remove agent definitions."),
     "login": ("turnkeeper.cli.users:login", "Print a fresh one-time link to the page."),
     "users": ("turnkeeper.cli.users:users", "List and add users (administrators)."),
     "keys": ("turnkeeper.cli.keys:keys", "Create, list and revoke API keys."),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from turnkeeper.cli.connection import connection_options
+from turnkeeper.cli.conversations import whole_thread
+from turnkeeper.cli.ids import SEARCHED_MAX, whole_id
 from turnkeeper.cli.output import json_option, moment, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ def runs() -> None:
 def list_(connect: Connect, thread: str | None, limit: int, as_json: bool) -> None:
     """List runs, the newest first."""
     with connect() as client:
+        if thread is not None:
+            thread = whole_thread(client, thread)
         found = client.runs(limit, thread)
     if as_json:
         print_json(found)
@@ -55,6 +59,7 @@ def print_runs(found: "list[Run]") -> None:
         ("run", "agent", "status", "error", "turn", "epoch", "created", "took"),
         rows,
         empty="no run yet",
+        spare=("epoch", "turn", "created", "took", "agent", "error"),
     )
 
 
@@ -65,7 +70,7 @@ def print_runs(found: "list[Run]") -> None:
 def show(connect: Connect, run: str, as_json: bool) -> None:
     """Show one run: its state, attempts, and what it changed."""
     with connect() as client:
-        one = client.run(run)
+        one = client.run(_whole(client, run))
     if as_json:
         print_json(one)
     else:
@@ -82,7 +87,7 @@ def events(connect: Connect, run: str, after: int | None, as_json: bool) -> None
     from turnkeeper.cli.stream import show_stream
 
     with connect() as client:
-        show_stream(client.run_events(run, after), as_json=as_json)
+        show_stream(client.run_events(_whole(client, run), after), as_json=as_json)
 
 
 @runs.command(epilog="Example: turnkeeper runs cancel 0193e2a5-03a1-7d10-9a5e-5f1c0b7e8d21")
@@ -92,11 +97,15 @@ def events(connect: Connect, run: str, after: int | None, as_json: bool) -> None
 def cancel(connect: Connect, run: str, as_json: bool) -> None:
     """Ask for a run's end; asking again changes nothing."""
     with connect() as client:
-        one = client.cancel(run)
+        one = client.cancel(_whole(client, run))
     if as_json:
         print_json(one)
     else:
         say(f"{one.id}  {one.status}")
+
+
+def _whole(client: "OwnerClient", given: str) -> str:
+    return whole_id(given, "run", lambda: (one.id for one in client.runs(SEARCHED_MAX)))
 
 
 def _print_detail(one: "RunDetail") -> None:
