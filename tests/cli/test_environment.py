@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -182,6 +184,28 @@ def test_what_is_in_the_way_of_a_file_of_ours_is_named(name: str, kind: str, tmp
         path.symlink_to(path)
     with pytest.raises(SettingRefused, match=f"^{path} (is no|cannot be used)"):
         data.make()
+
+
+@pytest.mark.parametrize("part", ["", "logs", "run", "keys", "postgres"])
+def test_a_part_that_became_read_only_is_named(part: str, tmp_path: Path) -> None:
+    """As after an error of the file system. Root, who may write anything else, is told as well."""
+    data = DataDirectory(tmp_path / "data")
+    data.make()
+    data.postgres.mkdir()
+    path = str(data.root / part)
+    code = f"""
+from pathlib import Path
+from turnkeeper.domain.errors import SettingRefused
+from turnkeeper.main.paths import DataDirectory
+try:
+    DataDirectory(Path({str(data.root)!r})).make()
+except SettingRefused as error:
+    print(*error.lines)
+"""
+    command = ["bwrap", "--bind", "/", "/", "--ro-bind", path, path, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    expected = f"{path} cannot be written by this user" if part else f"data directory {data.root} is not writable"
+    assert done.stdout.startswith(expected)
 
 
 def test_where_the_data_directory_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

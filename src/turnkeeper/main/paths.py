@@ -105,19 +105,20 @@ class DataDirectory:
             raise SettingRefused(
                 f"data directory {self.root} is not writable: give a writable one with --data or TURNKEEPER_DATA"
             )
-        self._require_kinds()
+        self._require_parts()
 
-    def _require_kinds(self) -> None:
-        """Something else where a file of ours belongs is named now: later it is a traceback, and a FIFO a wait for ever."""
-        processes = ("up", "control", "provisioner", "host", "postgres")
-        files = [*(self.logs / f"{name}.log" for name in processes), self.lock]
-        files += [self.signing_key, self.signing_public_keys, self.provisioner_token, self.host_token, self.owner_key]
-        wanted = [(path, "a file", stat.S_ISREG) for path in files]
-        wanted += [
-            (path, "a directory", stat.S_ISDIR) for path in (self.postgres, self.postgres_sockets, self.sandboxes)
+    def _require_parts(self) -> None:
+        """A part that is something else or out of reach is named now: later it is a traceback, and a FIFO a wait for ever."""
+        written = [self.logs / f"{name}.log" for name in ("up", "control", "provisioner", "host", "postgres")]
+        keys = (self.signing_key, self.signing_public_keys, self.provisioner_token, self.host_token, self.owner_key)
+        directories = (self.run, self.logs, self.keys, self.hosts, self.postgres, self.postgres_sockets, self.sandboxes)
+        wanted = [
+            *((path, "a directory", stat.S_ISDIR, os.W_OK | os.X_OK) for path in directories),
+            *((path, "a file", stat.S_ISREG, os.W_OK) for path in (*written, self.lock)),
+            *((path, "a file", stat.S_ISREG, os.R_OK) for path in keys),
+            (self.provisioner_socket, "a socket", stat.S_ISSOCK, os.F_OK),
         ]
-        wanted.append((self.provisioner_socket, "a socket", stat.S_ISSOCK))
-        for path, kind, is_kind in wanted:
+        for path, kind, is_kind, access in wanted:
             try:
                 mode = path.stat().st_mode
             except FileNotFoundError:
@@ -126,6 +127,8 @@ class DataDirectory:
                 raise SettingRefused(f"{path} cannot be used ({os.strerror(error.errno or 0)})") from error
             if not is_kind(mode):
                 raise SettingRefused(f"{path} is no {kind.split()[1]}, and {kind} belongs there: move it away")
+            if not os.access(path, access):
+                raise SettingRefused(f"{path} cannot be {'read' if access == os.R_OK else 'written'} by this user")
 
 
 def default_data_directory() -> Path:
