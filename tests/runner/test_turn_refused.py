@@ -72,6 +72,14 @@ def test_a_refused_step_ends_the_turn(peers: Peers, step: str, expected: Expecte
     assert peers.of("finish")[0].body["failure"]["http_status"] == 409
 
 
+@pytest.mark.parametrize("step", ["setup", "session"])
+def test_a_step_after_the_switch_has_fired_says_so(peers: Peers, step: str) -> None:
+    """Proves: L-12. The manager has ended the activation unfed: that end has its own code."""
+    with_setup(peers).always[step] = Refuses(409, "lease_feed_lost")
+    assert run_turn(peers) == 0
+    assert peers.of("finish")[0].body["failure"]["code"] == "lease_feed_lost"
+
+
 @pytest.mark.parametrize("step", ["prepare", "manifest", "ensure", "container", "activate", "admit"])
 def test_the_reason_of_a_refusal_of_ours_is_told(peers: Peers, step: str) -> None:
     """Proves: E-04, R-06. Code and line of the product's own problem are in the report and in the event; the log has the code."""

@@ -44,7 +44,7 @@ async def test_kills_at_mark_plus_lease(manager: Manager) -> None:
     assert events[-1]["failure"]["code"] == "lease_feed_lost"
     late = {"mark_ms": system_clock.boottime_ms(), "lease_ttl_ms": 60000}
     (await worker.call("POST", "/v1/feed", late)).refused(409, "lease_feed_lost")
-    (await worker.prompt("again")).refused(409, "stopped")
+    (await worker.prompt("again")).refused(409, "lease_feed_lost")
     evidence = (await worker.call("POST", "/v1/stop")).ok()["evidence"]
     assert (evidence["prompt_written"], evidence["receipt"]) == (True, None)
 
@@ -59,7 +59,7 @@ async def test_the_mark_of_the_take_arms_it(manager: Manager) -> None:
     assert system_clock.boottime_ms() >= mark + lease_ttl_ms
     assert answer["ok"] is False
     await until(lambda: manager.below() == [])
-    (await worker.session()).refused(409, "stopped")
+    (await worker.session()).refused(409, "lease_feed_lost")
 
 
 async def test_ends_an_opening(manager: Manager) -> None:

@@ -311,7 +311,9 @@ class Supervisor:
         if activation.claims.purpose != "turn":
             return Refused("recovery", "a recovery's token starts nothing")
         if not activation.may_start:
-            return Refused("stopped", f"this activation has ended: {activation.end_code}")
+            # The switch's end has a code of its own (protocol 5), which the run's error tells.
+            code = "lease_feed_lost" if activation.end_code == "lease_feed_lost" else "stopped"
+            return Refused(code, f"this activation has ended: {activation.end_code}")
         if home != activation.home:
             return Refused("home", f"home {home!r} is not the one of the take, {activation.home!r}")
         return None
