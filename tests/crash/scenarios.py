@@ -24,8 +24,7 @@ def first_turn(drill: Drill) -> Iterator[None]:
 
 def next_turn(drill: Drill) -> Iterator[None]:
     """A second message goes on in the retained session."""
-    thread = drill.conversation()
-    drill.wait_ended(drill.submit(thread))
+    thread = drill.begun()
     yield
     drill.wait_ended(drill.submit(thread))
 
@@ -33,7 +32,7 @@ def next_turn(drill: Drill) -> Iterator[None]:
 def long_turn(drill: Drill) -> Iterator[None]:
     """A turn over several lease periods: renewals, marks and feeds."""
     yield
-    drill.wait_ended(drill.submit(drill.conversation(), "/sleep 4"))
+    drill.wait_ended(drill.submit(drill.conversation(), "/sleep 9"))
 
 
 def queue(drill: Drill) -> Iterator[None]:
@@ -45,8 +44,7 @@ def queue(drill: Drill) -> Iterator[None]:
 
 def reload(drill: Drill) -> Iterator[None]:
     """The sandbox is gone between two turns: the session is reloaded into a new one."""
-    thread = drill.conversation()
-    drill.wait_ended(drill.submit(thread))
+    thread = drill.begun()
     yield
     pair = drill.product.sandboxes().get(thread)
     if pair is not None:
@@ -71,8 +69,7 @@ def cancelled(drill: Drill) -> Iterator[None]:
 
 def closed(drill: Drill) -> Iterator[None]:
     """The conversation is closed after a turn: its sandbox is deleted and its Workdir free."""
-    thread = drill.conversation()
-    drill.wait_ended(drill.submit(thread))
+    thread = drill.begun()
     yield
     drill.close(thread)
 
