@@ -1,5 +1,6 @@
 """What a use case answered, as an HTTP answer: the one place where outcomes become statuses."""
 
+from collections.abc import Mapping
 from typing import TypeVar, assert_never
 
 from pydantic import BaseModel
@@ -24,8 +25,16 @@ Unwanted = Refused | Rejected | Gone | NotFound | Invalid | Conflict | Mismatch 
 
 T = TypeVar("T")
 
-_JSON = "application/json"
 _HEADERS = {"cache-control": "no-store"}
+_JSON_HEADERS = ((b"cache-control", b"no-store"), (b"content-type", b"application/json"))
+
+
+class _JsonResponse(Response):
+    """One of many: its head is the same every time but for the length."""
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:  # noqa: ARG002 - as Starlette calls it
+        """What is sent as the head."""
+        self.raw_headers = [*_JSON_HEADERS, (b"content-length", b"%d" % len(self.body))]
 
 
 def reply(result: BaseModel | Unwanted | None, *, status: int = 200, language: Language = Language.EN) -> Response:
@@ -33,7 +42,7 @@ def reply(result: BaseModel | Unwanted | None, *, status: int = 200, language: L
     if result is None:
         return Response(status_code=204, headers=_HEADERS)
     if isinstance(result, BaseModel):
-        return Response(result.model_dump_json(), status, _HEADERS, _JSON)
+        return _JsonResponse(result.model_dump_json(), status)
     return refusal(result, language)
 
 

@@ -62,7 +62,10 @@ def create_worker_api(services: Services, settings: ApiSettings, metrics: Metric
         async def endpoint(request: Request) -> Response:
             worker = await worker_of_request(services, request)
             body, _ = await read_model(request, model, limit, free_text=EVERYTHING)
-            return reply(await use_case(services, worker, body), language=language_of(request.scope))
+            result = await use_case(services, worker, body)
+            if isinstance(result, BaseModel):
+                return reply(result)
+            return reply(result, language=language_of(request.scope))
 
         return _route("POST", JOB + verb, endpoint)
 
