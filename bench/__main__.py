@@ -15,6 +15,7 @@ from pathlib import Path
 from bench.machine import describe
 from bench.memory import measure_memory
 from bench.prompts import measure_cold, measure_warm
+from bench.recovery import measure_recovery
 from bench.renewals import Load, measure_renewals
 from bench.report import Chapter
 from bench.stream import measure_stream
@@ -39,6 +40,7 @@ class Sizes:
     turns_each: int = 60
     live_turns: int = 3
     renewals: Load = _FULL_LOAD
+    kills: int = 10
 
 
 QUICK = Sizes(
@@ -51,6 +53,7 @@ QUICK = Sizes(
     turns_each=10,
     live_turns=2,
     renewals=Load(leases=1_000, connections=(1, 8), seconds=2),
+    kills=1,
 )
 
 # Memory first: it wants a fresh system. Turns last: they take the host's place.
@@ -59,6 +62,7 @@ CHAPTERS: dict[str, Callable[[System, Sizes], Chapter]] = {
     "warm": lambda system, sizes: measure_warm(system, paced=sizes.warm, back_to_back=sizes.hurried),
     "cold": lambda system, sizes: measure_cold(system, count=sizes.cold),
     "stream": lambda system, sizes: measure_stream(system, slow=sizes.slow_chunks, fast=sizes.fast_chunks),
+    "recovery": lambda system, sizes: measure_recovery(system, count=sizes.kills),
     "turns": lambda system, sizes: measure_turns(system, drivers=sizes.drivers, turns_each=sizes.turns_each),
     "renewals": lambda system, sizes: measure_renewals(system, sizes.renewals),
 }

@@ -105,8 +105,14 @@ def _timed(system: System, thread_id: str, *, pause_s: float) -> Sample:
 
 def arrival(ledger: Path, text: str) -> int:
     """When this prompt reached its agent, in unix ns. `BenchError` unless it did so exactly once."""
+    times = arrivals(ledger, text)
+    if len(times) != 1:
+        raise BenchError(f"the agent received the prompt {text!r} {len(times)} times")
+    return times[0]
+
+
+def arrivals(ledger: Path, text: str) -> list[int]:
+    """Each arrival of this prompt so far, in unix ns."""
     needle = json.dumps(text).encode()
-    lines = [line for line in ledger.read_bytes().splitlines() if needle in line]
-    if len(lines) != 1:
-        raise BenchError(f"the agent received the prompt {text!r} {len(lines)} times")
-    return int(json.loads(lines[0])["t"])
+    lines = ledger.read_bytes().splitlines() if ledger.exists() else []
+    return [int(json.loads(line)["t"]) for line in lines if needle in line]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,9 @@ class System:
         """The host's token, for a driver that stands in for it."""
         return (self.data / "keys" / "host-token").read_text().strip()
 
-    def new_conversation(self, title: str) -> str:
+    def new_conversation(self, title: str, agent: str = AGENT) -> str:
         """A fresh conversation in a Workdir of its own; its thread id."""
-        new = NewConversation(agent=AGENT, title=title)
+        new = NewConversation(agent=agent, title=title)
         return self.client.create_conversation(new, idempotency_key=new_id()).thread_id
 
     def finish_turn(self, run_id: str) -> list[StreamEvent]:
@@ -115,11 +115,14 @@ def wait_until(is_so: Any, within_s: float, what: str) -> None:
 
 
 @contextlib.contextmanager
-def running_system(parent: Path | None) -> Generator[System]:
-    """Start it in a fresh directory below `parent` (None: the system's place for temporary files), and end it."""
+def running_system(parent: Path | None, settings: Mapping[str, str] | None = None) -> Generator[System]:
+    """Start it in a fresh directory below `parent` (None: the system's place for temporary files), and end it.
+
+    `settings`: environment variables of the product; all others of it are left out, whoever set them.
+    """
     data = Path(tempfile.mkdtemp(prefix="turnkeeper-bench-", dir=parent))
     try:
-        with _up(data) as (process, running, started_s):
+        with _up(data, settings or {}) as (process, running, started_s):
             key = (data / "keys" / "owner-key").read_text().strip()
             with OwnerClient(running["url"], key) as client:
                 system = System(
@@ -154,12 +157,13 @@ def _close_all(system: System) -> None:
 
 
 @contextlib.contextmanager
-def _up(data: Path) -> Generator[tuple["subprocess.Popen[bytes]", dict[str, Any], float]]:
+def _up(data: Path, settings: Mapping[str, str]) -> Generator[tuple["subprocess.Popen[bytes]", dict[str, Any], float]]:
     """The command, what it announced, and how long that took."""
     ours = ("TURNKEEPER_", "AGENT_", "SANDBOX_", "DATABASE_URL")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     if (level := os.environ.get("TURNKEEPER_LOG_LEVEL")) is not None:
         environment["TURNKEEPER_LOG_LEVEL"] = level
+    environment |= settings
     command = [sys.executable, "-m", "turnkeeper", "up", "--data", str(data), "--port", "0", "--json"]
     started = time.monotonic()
     process = subprocess.Popen(

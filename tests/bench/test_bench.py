@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "bench", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=170, check=False
+        [sys.executable, "-m", "bench", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=230, check=False
     )
 
 
@@ -49,6 +49,25 @@ def test_renewals_are_measured_beside_bare_updates(tmp_path: Path) -> None:
     assert [(target["sign"], target["met"]) for target in chapter["targets"]] == [
         (">=", target["measured"] >= target["limit"]) for target in chapter["targets"]
     ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(240)
+def test_recovery_is_timed_for_each_way_to_die(tmp_path: Path) -> None:
+    """A killed worker, a killed host, and one of which nobody tells: only there is the lease waited for."""
+    ran = bench("recovery", "--quick", "--json", "--data-parent", str(tmp_path))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    chapter = json.loads(ran.stdout)["chapters"]["recovery"]
+    for way in ("child", "host", "child_short_lease", "lease_alone"):
+        ended, free, prepared = (
+            chapter[f"{way}_{stage}_ms"]["p50"] for stage in ("admitted_ended", "admitted_free", "prepared")
+        )
+        assert 0 < ended <= free
+        assert prepared > 0
+    lease_s, interval_s = (
+        float(chapter["short_lease"][f"AGENT_{name}"]) for name in ("LEASE_TTL", "HEARTBEAT_INTERVAL")
+    )
+    assert chapter["lease_alone_admitted_ended_ms"]["p50"] > (lease_s - interval_s) * 1000
     assert list(tmp_path.iterdir()) == []
 
 
@@ -97,4 +116,4 @@ def test_a_chapter_that_there_is_not() -> None:
     """One line, status 2, before anything is started."""
     ran = bench("warmth")
     assert ran.returncode == 2
-    assert "there is no chapter 'warmth'; there are memory, warm, cold, stream, turns, renewals" in ran.stderr
+    assert "there is no chapter 'warmth'; there are memory, warm, cold, stream, recovery, turns, renewals" in ran.stderr
