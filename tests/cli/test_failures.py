@@ -1,11 +1,13 @@
 """Commands that fail: one line on stderr that names the thing, and status 1."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from cli.terminal import turnkeeper
+from cli.terminal import environment, turnkeeper
 
 KEY = {"TURNKEEPER_API_KEY": "tk_not-a-real-key"}
 
@@ -116,3 +118,28 @@ def test_a_fault_of_ours_is_one_line_unless_the_trace_is_asked_for(tmp_path: Pat
     ran = turnkeeper("runs", "list", "--data", str(data), home=tmp_path)
     assert ran.status == 1
     assert "owner-key" in ran.one_line()
+
+
+@pytest.mark.parametrize("words", [("chat", "\udcff"), ("runs", "show", "a\udcffb"), ("\udcff",)])
+def test_an_argument_that_is_no_text_is_wrong_use(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Bytes that are not UTF-8, as a shell in another encoding sends them. Case: F14."""
+    ran = turnkeeper(*words, home=tmp_path, env=KEY)
+    assert ran.status == 2
+    assert "is not text: arguments must be UTF-8" in ran.one_line()
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_without_an_output_nothing_breaks(closed: int, tmp_path: Path) -> None:
+    """`turnkeeper runs list >&-`."""
+    command = f'exec "{sys.executable}" -m turnkeeper runs list --url http://127.0.0.1:1 {closed}>&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        env=environment(tmp_path, KEY),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert ("no answer from the control plane" in done.stderr) == (closed == 1)

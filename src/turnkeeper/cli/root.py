@@ -3,6 +3,7 @@
 Exit status: 0 done, 1 failed (one line on stderr says what), 2 used wrongly.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -53,6 +54,12 @@ def main(args: list[str] | None = None) -> None:
 
 def run(args: list[str] | None = None) -> int:
     """Run the command line; the exit status is returned. Nobody sees a traceback: a fault of ours is named and logged as one."""
+    _open_closed_outputs()
+    args = sys.argv[1:] if args is None else args
+    wrong = next((one for one in args if not one.isprintable() and any("\ud800" <= c <= "\udfff" for c in one)), None)
+    if wrong is not None:
+        say(f"error: {wrong!a} is not text: arguments must be UTF-8", err=True)
+        return 2
     try:
         status: Any = root.main(args=args, prog_name="turnkeeper", standalone_mode=False)
     except click.exceptions.Abort:
@@ -72,6 +79,13 @@ def run(args: list[str] | None = None) -> int:
     return status if isinstance(status, int) else 0
 
 
+def _open_closed_outputs() -> None:
+    """Somebody may start us without an output (`>&-`): what would be said there goes nowhere, and is no fault of ours."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the life of the process
+
+
 def _used_wrongly(error: click.UsageError) -> int:
     """One line: what is wrong, and where help is. A group that is called without a command shows its help."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -85,7 +99,6 @@ def _used_wrongly(error: click.UsageError) -> int:
 
 def _unexpected(error: Exception) -> int:
     """One line for what the known families of errors say of themselves; a hint how to see more for the rest."""
-    import os
     import traceback
 
     from turnkeeper.domain.errors import OperationalError, OptionRefused, SettingRefused
