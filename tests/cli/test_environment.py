@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from turnkeeper.domain.errors import OptionRefused, SettingRefused
-from turnkeeper.main import control, host, leaving, provisioner
+from turnkeeper.main import control, hints, host, leaving, provisioner
 from turnkeeper.main.environment import Environment, ListenAddress, parse_listen
 from turnkeeper.main.paths import DataDirectory, default_data_directory
 from turnkeeper.main.reach import allowed_hosts, is_loopback, own_url
@@ -366,4 +366,18 @@ def test_whoever_stops_up_is_told_what_it_waits_for_and_what_lives_on(tmp_path: 
     assert leaving.of_sandboxes(0, data) is None
     line = leaving.of_sandboxes(2, data) or ""
     assert "2 sandboxes live on" in line
-    assert f"turnkeeper up --data {tmp_path} --end-sandboxes" in line
+    assert f" up --data {tmp_path} --end-sandboxes" in line
+
+
+def test_a_hint_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program as this shell finds it, and the options that are not what a command takes by itself."""
+    monkeypatch.setattr("sys.argv", ["/opt/a place/bin/turnkeeper", "up"])
+    monkeypatch.setenv("TURNKEEPER_DATA", str(tmp_path))
+    assert (
+        hints.command("login", DataDirectory(tmp_path), "http://127.0.0.1:8420")
+        == "'/opt/a place/bin/turnkeeper' login"
+    )
+    other = hints.command("login", DataDirectory(tmp_path / "x"), "http://127.0.0.1:1")
+    assert other.endswith(f" login --data {tmp_path}/x --url http://127.0.0.1:1")
+    monkeypatch.setattr("sys.argv", ["/x/__main__.py"])
+    assert hints.program().endswith(" -m turnkeeper")

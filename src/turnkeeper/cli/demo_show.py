@@ -16,6 +16,7 @@ from turnkeeper.cli.stream import Printer
 from turnkeeper.client.owner import OwnerClient
 from turnkeeper.kit.clock import system_clock
 from turnkeeper.main.demo import DemoReport, converse
+from turnkeeper.main.hints import command
 from turnkeeper.main.paths import default_data_directory
 from turnkeeper.main.up import Running, UpSettings, run_up
 
@@ -101,7 +102,7 @@ def _summary(report: DemoReport, running: Running, start_ms: float, *, once: boo
         click.echo(f"The page was at {running.url}; without --once it stays up.")
     elif not report.broken:
         click.echo(f"The page: {running.link}   (opens once; Ctrl-C stops everything)")
-        click.echo(f'More:     turnkeeper chat --data {running.data.root} --url {running.url} "hello"')
+        click.echo(f"More:     {command('chat hello', running.data, running.url)}")
 
 
 @contextlib.contextmanager

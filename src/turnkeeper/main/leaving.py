@@ -2,6 +2,7 @@
 
 from turnkeeper.client.http import AsyncHttpClient, CallError
 from turnkeeper.kit.procs import is_alive
+from turnkeeper.main.hints import program
 from turnkeeper.main.paths import DataDirectory
 from turnkeeper.provisioner.backends.local.records import BadRecordError, Places, read_record, sandbox_names
 from turnkeeper.wire.public import Page, Server
@@ -50,5 +51,5 @@ def of_sandboxes(count: int, data: DataDirectory) -> str | None:
     lives = "1 sandbox lives on" if count == 1 else f"{count} sandboxes live on"
     return (
         f"stopped; {lives}, so that conversations go on at the next start. To end "
-        f"{'it' if count == 1 else 'them'}: turnkeeper up --data {data.root} --end-sandboxes, and stop it again"
+        f"{'it' if count == 1 else 'them'}: {program()} up --data {data.root} --end-sandboxes, and stop it again"
     )

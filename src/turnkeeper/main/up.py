@@ -29,6 +29,7 @@ from turnkeeper.kit.procs import keep_signals_to_oneself
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.main import leaving
 from turnkeeper.main.environment import Environment, ListenAddress
+from turnkeeper.main.hints import command
 from turnkeeper.main.paths import DataDirectory, default_data_directory
 from turnkeeper.main.preflight import require_settings
 from turnkeeper.main.processes import ManagedProcess, last_said
@@ -139,7 +140,8 @@ def announce(running: Running, *, as_json: bool) -> None:
             "warning: there is no TLS: keys and sessions cross the network in the clear, unless a proxy encrypts",
             err=True,
         )
-    click.echo('  try    turnkeeper chat "hello"')
+    click.echo(f"  try    {command('chat hello', running.data, running.url)}")
+    click.echo(f"  login  {command('login', running.data, running.url)}   (another link to the page)")
     click.echo("Ctrl-C stops it; what runs then is given time to end.")
 
 
