@@ -174,6 +174,13 @@ def test_posts_from_elsewhere_are_refused(world: World, headers: dict[str, str])
     assert world.value("SELECT count(*) FROM conversations") == 0
 
 
+def test_a_proxy_that_ends_tls_does_not_shut_the_forms(world: World) -> None:
+    """The browser says https and the name that the proxy passes on."""
+    visitor = Visitor(world).sign_in(world)
+    visitor.http.headers["Origin"] = f"https://127.0.0.1:{world.server.port}"
+    assert visitor.post("/conversations", agent="scripted", title="", workdir="", key=new_id()).status_code == 303
+
+
 def test_posts_need_the_token_of_their_session(world: World) -> None:
     """Missing, wrong and another session's: refused, and nothing is done."""
     mine = Visitor(world).sign_in(world)

@@ -38,7 +38,9 @@ async def read_form(request: Request, session: str, bytes_max: int) -> dict[str,
     if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
         raise FormRefused
     origin = request.headers.get("origin")
-    if origin is not None and origin != f"{request.scope['scheme']}://{request.headers.get('host', '')}":
+    # With either scheme: behind a proxy that ends TLS the browser says https, and we are asked by http.
+    host = request.headers.get("host", "")
+    if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
         raise FormRefused
     if request.headers.get("content-type", "").split(";")[0].strip() != "application/x-www-form-urlencoded":
         raise FormRefused
