@@ -18,6 +18,9 @@ GET = b"GET /quick HTTP/1.1\r\nHost: x\r\n\r\n"
 WITHIN_S = 20.0
 
 
+paused, go_on = threading.Event(), threading.Event()
+
+
 async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """`/echo` answers the length of the body and the number of headers, `/late` streams until its client leaves."""
     seen = 0
@@ -40,11 +43,25 @@ async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def pausing(protocol: Any) -> Any:
+    """`protocol`, whose `/pause` stands for a process that is stopped while it reads."""
+
+    class Pausing(protocol):
+        def on_url(self, url: bytes) -> None:
+            if url == b"/pause":
+                paused.set()
+                go_on.wait(WITHIN_S)
+            super().on_url(url)  # pyright: ignore[reportUnknownMemberType] - the class is made at run time
+
+    return Pausing
+
+
 @contextlib.contextmanager
 def serving(bounds: HttpBounds | None = None) -> Generator[int]:
     """The port of a server like the product's."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as sock:
         server = make_server(application, shutdown_s=1, bounds=bounds)
+        server.config.http = pausing(server.config.http)
         thread = threading.Thread(
             target=lambda: uvloop.run(server.serve(sockets=[sock.dup()])), name="server", daemon=True
         )
@@ -257,6 +274,19 @@ def test_a_body_that_goes_on_slowly_is_waited_for() -> None:
             client.sendall(b"a" * 100)
             threading.Event().wait(0.06)
         assert answer(client, b"").endswith(b"2000 2")
+
+
+def test_what_came_in_a_pause_of_ours_came_in_time() -> None:
+    """The process stood still beyond the deadline, and the request was there when it went on."""
+    paused.clear()
+    go_on.clear()
+    with serving(HttpBounds(head_s=0.3)) as port, connect(port) as client, connect(port) as stopping:
+        stopping.sendall(b"GET /pause HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert paused.wait(WITHIN_S)
+        client.sendall(GET)
+        threading.Event().wait(0.6)
+        go_on.set()
+        assert answer(client, b"").startswith(b"HTTP/1.1 200")
 
 
 def test_an_answer_that_is_on_its_way_has_no_deadline() -> None:

@@ -28,6 +28,7 @@ PIECE_BYTES: Final = 64 * 1024
 # A chunk may cost this much beside its bytes: its length and line ends, and a short extension.
 _CHUNK_BYTES: Final = 16
 _HEADER_BYTES: Final = 4
+_LAST_LOOK_S: Final = 0.1
 _LINGER_BYTES: Final = 1024 * 1024
 _TIMEOUT: Final = 408
 _CODES: Final = {400: ProblemCode.BAD_REQUEST, _TIMEOUT: ProblemCode.TIMEOUT, 431: ProblemCode.TOO_LARGE}
@@ -86,6 +87,7 @@ class BoundedHttp(HttpToolsProtocol):
     _paid = 0
     _stepped = 0
     _deadline: float | None = None
+    _last_look = False
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
@@ -236,6 +238,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _due_in(self, seconds: float) -> None:
         """At most one timer; one that comes too early looks again, so that an answered request need not cancel it."""
         self._deadline = due = self.loop.time() + seconds
+        self._last_look = False
         if self._timer is not None:
             if self._timer.when() <= due:
                 return
@@ -250,6 +253,10 @@ class BoundedHttp(HttpToolsProtocol):
         in_body = self._in_message and not self._in_head
         if left > 0.001:
             self._timer = self.loop.call_later(left, self._look)
+        elif not self._last_look:
+            # After a pause of this process (or of the machine) timers come before what was received meanwhile.
+            self._last_look = True
+            self._timer = self.loop.call_later(_LAST_LOOK_S, self._look)
         elif self.flow.read_paused:
             self._due_in(self.bounds.body_s if in_body else self.bounds.head_s)
         elif in_body:
