@@ -13,11 +13,9 @@ our data directory, and adopted only if it is also the one that answers on the s
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import tempfile
 import threading
@@ -37,6 +35,7 @@ from turnkeeper.store import pginstall
 from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable
 from turnkeeper.store.greeting import CANNOT_CONNECT_NOW, NO_SUCH_DATABASE, NotServed, Served, greet
 from turnkeeper.store.pginstall import DATABASE_USER, Installation
+from turnkeeper.store.pgplaces import fsync_directory, is_private, make_private, short_parent, try_lock
 
 T = TypeVar("T")
 
@@ -242,7 +241,7 @@ class EmbeddedPostgres:
     def _prepare_directories(self) -> None:
         try:
             for directory in (self._data_dir.parent, self._wanted_socket_dir, self._log_file.parent):
-                _make_private(directory)
+                make_private(directory)
             self._wanted_socket_dir.chmod(0o700)
             if self._log_file.exists() and self._log_file.stat().st_size > _LOG_BYTES_MAX:
                 self._log_file.replace(self._log_file.with_suffix(self._log_file.suffix + ".1"))
@@ -254,7 +253,7 @@ class EmbeddedPostgres:
 
     def _supervise(self) -> None:
         if self._supervisor_fd is None:
-            fd = _try_lock(self._lock_path("supervisor"))
+            fd = try_lock(self._lock_path("supervisor"))
             if fd is None:
                 raise DatabaseRefused(f"{self._data_dir} is in use by another Turnkeeper: stop it first")
             self._supervisor_fd = fd
@@ -267,14 +266,14 @@ class EmbeddedPostgres:
         record = self._wanted_socket_dir / _ELSEWHERE
         with contextlib.suppress(FileNotFoundError):
             known = Path(os.fsdecode(record.read_bytes()))
-            if _is_private(known):
+            if is_private(known):
                 self._socket_dir = known
                 return
-        self._socket_dir = Path(tempfile.mkdtemp(prefix="turnkeeper-pg-", dir=_short_parent()))
+        self._socket_dir = Path(tempfile.mkdtemp(prefix="turnkeeper-pg-", dir=short_parent()))
         write_atomic(record, os.fsencode(self._socket_dir))
 
     def _remove_short_directory(self) -> None:
-        if self._socket_dir != self._wanted_socket_dir and _is_private(self._socket_dir):
+        if self._socket_dir != self._wanted_socket_dir and is_private(self._socket_dir):
             shutil.rmtree(self._socket_dir, ignore_errors=True)
             (self._wanted_socket_dir / _ELSEWHERE).unlink(missing_ok=True)
 
@@ -301,7 +300,7 @@ class EmbeddedPostgres:
 
     def _occupant(self) -> ProcessId | int | None:
         """Who is in the directory: its live postmaster; nobody, as the descriptor of the lock that says so; None: unknown yet."""
-        return self._survivor() or _try_lock(self._lock_path("server"))
+        return self._survivor() or try_lock(self._lock_path("server"))
 
     def _begin(self, installation: Installation, lock_fd: int, deadline: Deadline) -> None:
         self._ensure_data_directory(installation, lock_fd)
@@ -329,7 +328,7 @@ class EmbeddedPostgres:
             return None
         except PermissionError:
             # Not ours to look at. The directory is ours with mode 0700, so a postmaster in it would be too.
-            return None if _is_private(self._data_dir) else self._refuse_unknown(found.pid)
+            return None if is_private(self._data_dir) else self._refuse_unknown(found.pid)
         return process if same and program.removesuffix(" (deleted)") == "postgres" and is_alive(process) else None
 
     def _refuse_unknown(self, pid: int) -> None:
@@ -376,7 +375,7 @@ class EmbeddedPostgres:
         shutil.rmtree(half_made, ignore_errors=True)
         pginstall.initdb(installation, half_made, self._log_file, lock_fd)
         half_made.rename(self._data_dir)
-        _fsync_directory(self._data_dir.parent)
+        fsync_directory(self._data_dir.parent)
         _log.info("postgres_data_directory_made", path=str(self._data_dir))
 
     def _launch(self, installation: Installation, lock_fd: int) -> ProcessId | None:
@@ -466,49 +465,3 @@ def _recovers(process: ProcessId) -> bool:
     with contextlib.suppress(OSError):
         return b"startup" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
     return False
-
-
-def _try_lock(path: Path) -> int | None:
-    """An open descriptor that holds the lock file `path` alone, or None if another one does. The kernel ends it with its holders."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _make_private(directory: Path) -> None:
-    """Create `directory` and its missing parents with mode 0700; what is there keeps its mode."""
-    if not directory.is_dir():
-        _make_private(directory.parent)
-        directory.mkdir(mode=0o700, exist_ok=True)
-
-
-def _is_private(directory: Path) -> bool:
-    """Whether it is a directory, no link, of our own, that nobody else can enter."""
-    try:
-        status = directory.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
-
-
-def _short_parent() -> Path:
-    """Where a private directory with a short path can be made."""
-    for candidate in (Path("/run/user") / str(os.geteuid()), Path("/run"), Path("/tmp")):  # noqa: S108 - mkdtemp makes it private
-        if candidate.is_dir() and os.access(candidate, os.W_OK | os.X_OK):
-            return candidate
-    raise DatabaseRefused("no writable directory with a short path (/run, /tmp) for PostgreSQL's socket")
-
-
-def _fsync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
