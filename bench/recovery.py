@@ -2,13 +2,13 @@
 
 *Admitted*: the prompt has reached the agent. The turn is never replayed: the conversation is LOST, and what is usable again
 is its Workdir, for another conversation; timed are the end of the run, and the moment at which another conversation in that
-Workdir is accepted. *Not admitted*: the worker dies while a setup command of its agent runs; timed is the end of the next
-message's turn in the same conversation, which is sent right after the kill.
+Workdir is accepted. *Not admitted*: the worker dies while a setup command of its agent runs, in a conversation's second
+turn; timed is the end of the third one, whose message is sent right after the kill.
 
-The host finds a killed worker gone at once, and a new host those of the one before it, so no lease is waited for. For
-the lease alone, the host is stopped before the kill and goes on when the run has ended: nobody tells of the worker, as
-where a machine is lost. That is measured with a short lease, in a system of its own; the default one takes 120 s longer at
-most.
+The host finds a killed worker gone at once, and a new host (`up` starts it) those of the one before it, so no lease is
+waited for. For the lease alone, the host is stopped before the kill and goes on when the run has ended: nobody tells of the
+worker, as where a machine is lost. That is measured with a short lease, in a system of its own; it is over by the lease's
+end and the reaper's grace, which with the default lease is at most 122 s.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from bench import processes
 from bench.prompts import arrivals
@@ -43,25 +44,28 @@ _RECOVERS_WITHIN_S = 120.0
 _CONFLICT = 409
 _POLL_S = 0.01
 
+T = TypeVar("T")
 Kill = Callable[[System, int], None]
 """Kills the worker of that pid, in its way."""
 
 
 @dataclass(frozen=True)
 class _Way:
-    """One way to die. `alone`: the host says nothing until the run has ended."""
+    """One way to die. `alone`: the host says nothing until the run has ended. `fresh`: each in a system of its own."""
 
     key: str
     label: str
     kill: Kill
     alone: bool = False
+    fresh: bool = False
 
 
 def measure_recovery(system: System, *, count: int) -> Chapter:
     """`count` turns for each way and each stage."""
     chapter = Chapter("recovery", "SIGKILL to usable again (in ms)", PERCENTILE_COLUMNS)
-    for way in (_Way("child", "worker killed", _kill_child), _Way("host", "host and worker killed", _kill_host)):
-        _measure(chapter, system, way, count)
+    _measure(chapter, system, _Way("child", "worker killed", _kill_child), count)
+    # `up` starts a host that ends again and again only after a pause: each of them is the first of its system.
+    _measure(chapter, system, _Way("host", "host and worker killed", _kill_host, fresh=True), count)
     with running_system(system.data.parent, SHORT_LEASE) as short:
         lease = f"{SHORT_LEASE['AGENT_LEASE_TTL']} s lease"
         _measure(chapter, short, _Way("child_short_lease", f"worker killed, {lease}", _kill_child), count)
@@ -72,15 +76,20 @@ def measure_recovery(system: System, *, count: int) -> Chapter:
 
 
 def _measure(chapter: Chapter, system: System, way: _Way, count: int) -> None:
-    _put_setup_agent(system)
-    admitted = [_admitted(system, way) for _ in range(count)]
+    admitted = [_timed(_admitted, system, way) for _ in range(count)]
     ended, free = zip(*admitted, strict=True)
     chapter.add_summary(f"{way.key}_admitted_ended_ms", f"{way.label}, admitted: run ended", Summary.of(ended))
     chapter.add_summary(f"{way.key}_admitted_free_ms", "  Workdir free for another conversation", Summary.of(free))
-    prepared = [_not_admitted(system, way) for _ in range(count)]
+    prepared = [_timed(_not_admitted, system, way) for _ in range(count)]
     chapter.add_summary(
         f"{way.key}_prepared_ms", f"{way.label}, not admitted: next message completed", Summary.of(prepared)
     )
+
+
+def _timed(one: Callable[[System, _Way], T], system: System, way: _Way) -> T:
+    with running_system(system.data.parent) if way.fresh else contextlib.nullcontext(system) as used:
+        _put_setup_agent(used)
+        return one(used, way)
 
 
 def _admitted(system: System, way: _Way) -> tuple[float, float]:
@@ -113,6 +122,7 @@ def _not_admitted(system: System, way: _Way) -> float:
     """To the end of the next message's turn, in ms."""
     workspace = system.ledger.parent
     thread_id = system.new_conversation("bench recovery", agent=_SETUP_AGENT)
+    system.turn(thread_id, "/say ready")
     (workspace / _HOLD).touch()
     run_id = system.client.submit(thread_id, "/say never", idempotency_key=new_id()).run.id
     wait_until((workspace / _HELD).exists, _STARTS_WITHIN_S, "the setup command")
