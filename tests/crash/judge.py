@@ -6,9 +6,11 @@ import time
 from typing import Final
 
 from crash.drill import AGENTS, LEASE_S, LOOK_S, Drill
+from e2e.harness import command_of
 from turnkeeper.domain.history import Finding, History, check, check_succession
 from turnkeeper.domain.history.facts import LedgerEntry
 from turnkeeper.domain.settings import Timing
+from turnkeeper.kit.procs import descendants
 from turnkeeper.services.doctor import collect
 from turnkeeper.store.pool import open_database
 
@@ -42,6 +44,7 @@ def judge(drill: Drill) -> None:
     faults = [
         *_prompts(drill),
         *_writers(drill),
+        *_processes(drill),
         *(f"{one.rule}: {one.text}" for one in _findings(drill)),
     ]
     assert not faults, "\n".join([*faults, drill.product.tell()])
@@ -104,6 +107,19 @@ def _writers(drill: Drill) -> list[str]:
                 break
             if mark not in seen:
                 seen.append(mark)
+    return faults
+
+
+def _processes(drill: Drill) -> list[str]:
+    """Nothing of an older turn lives beside or after a newer one: at rest a sandbox has one agent at most, and no tool (D-03)."""
+    faults: list[str] = []
+    for thread, (launcher, _) in drill.product.sandboxes().items():
+        if thread in drill.threads:
+            commands = [command_of(process) for process in descendants(launcher.pid)]
+            faults += [f"{command} still runs in {thread}" for command in commands if "ticks" in command]
+            agents = [command for command in commands if command.endswith("-m turnkeeper.agents.scripted")]
+            if len(agents) > 2:  # the agent and its keeper, which carries its command
+                faults.append(f"{len(agents) - 1} agents run in {thread}")
     return faults
 
 

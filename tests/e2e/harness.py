@@ -432,6 +432,11 @@ def _connect(dsn: str) -> psycopg.Connection[dict[str, Any]]:
     return psycopg.Connection[dict[str, Any]].connect(dsn, autocommit=True, row_factory=dict_row)
 
 
+def command_of(process: ProcessId) -> str:
+    """Its command line, for whoever looks for something in it."""
+    return " ".join(_words(process.pid)).strip()
+
+
 def _words(pid: int) -> list[str]:
     """A process's command without the interpreter's `-X` options, which a drill adds."""
     try:
