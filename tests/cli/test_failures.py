@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli.terminal import environment, turnkeeper
+from turnkeeper.cli.stream import Printer
+from turnkeeper.wire.turn import EventKind
 
 KEY = {"TURNKEEPER_API_KEY": "tk_not-a-real-key"}
 
@@ -143,3 +145,31 @@ def test_without_an_output_nothing_breaks(closed: int, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert ("no answer from the control plane" in done.stderr) == (closed == 1)
+
+
+@pytest.mark.parametrize("process", ["control", "provisioner", "host"])
+def test_a_log_level_that_is_none_is_one_line(process: str, tmp_path: Path) -> None:
+    """The setting, its value, and what would be right."""
+    ran = turnkeeper(process, home=tmp_path, env={"TURNKEEPER_LOG_LEVEL": "loud"})
+    assert ran.status == 1
+    assert ran.one_line() == "error: TURNKEEPER_LOG_LEVEL is 'loud'; it must be one of debug, info, warning, error"
+
+
+def test_a_cancel_that_was_asked_for_is_not_red(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said like the other states; an error is red, with its reason below."""
+
+    def keeps(*_: object, **__: object) -> bool:
+        return False
+
+    monkeypatch.setattr("click.utils.should_strip_ansi", keeps)
+    printer = Printer()
+    printer.show(EventKind.ERROR, {"code": "cancelled", "text": "The turn was cancelled."})
+    printer.show(
+        EventKind.ERROR, {"code": "sandbox_unavailable", "text": "No.", "refusal": "conflict", "detail": "no value"}
+    )
+    cancelled, failed = capsys.readouterr().out.split("\x1b[0m\n")[:2]
+    assert cancelled == "\x1b[2m! The turn was cancelled."
+    assert failed.endswith("! No.\n  no value")
+    assert failed.startswith("\x1b[31m")

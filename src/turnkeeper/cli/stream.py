@@ -46,7 +46,9 @@ class Printer:
         line = self._line(kind, data)
         if line is not None:
             self.finish_line()
-            say(line, dim=kind not in _BAD, fg="red" if kind in _BAD else None)
+            # What somebody asked for is no error.
+            bad = kind in _BAD and data.get("code") != "cancelled"
+            say(line, dim=not bad, fg="red" if bad else None)
 
     def finish_line(self) -> None:
         """End the text's line, if one is open."""

@@ -7,6 +7,7 @@ from turnkeeper.kit import log as logs
 from turnkeeper.kit.log import get_logger
 from turnkeeper.kit.procs import keep_signals_to_oneself, raise_descriptor_limit
 from turnkeeper.main.environment import Environment
+from turnkeeper.main.preflight import require_log_level
 from turnkeeper.main.processes import die_with_parent
 from turnkeeper.runner.host import run_host
 from turnkeeper.runner.settings import HostSettings
@@ -43,6 +44,6 @@ def run(capacity: int, lease_ttl: int | None) -> int:
     keep_signals_to_oneself()
     raise_descriptor_limit()
     environment = Environment.of_process()
-    logs.configure("host", environment.text("TURNKEEPER_LOG_LEVEL", "info"))
+    logs.configure("host", require_log_level(environment))
     settings = settings_from(environment, capacity, lease_ttl)
     return run_host(settings)

@@ -12,7 +12,7 @@ from turnkeeper.client.control import FinishStatus
 from turnkeeper.client.http import CallError, ClientError
 from turnkeeper.domain.errors import ErrorCode, sentence
 from turnkeeper.runner.calls import Patience
-from turnkeeper.runner.failure import Failure, LeaseLost, Stage, TurnFailed, code_of, failure_of
+from turnkeeper.runner.failure import TEXT_CHARS_MAX, Failure, LeaseLost, Stage, TurnFailed, code_of, failure_of
 from turnkeeper.runner.flags import Flag
 from turnkeeper.runner.heartbeat import exception_name, note_control_failure
 from turnkeeper.runner.pump import EventPump
@@ -210,7 +210,7 @@ class Conclusion:
         if failure.refusal:
             data["refusal"] = failure.refusal
         if failure.text:
-            data["detail"] = failure.text
+            data["detail"] = failure.text[:TEXT_CHARS_MAX]
         self._add_event(EventKind.ERROR, data)
 
     def _add_event(self, kind: EventKind, data: dict[str, object]) -> None:

@@ -15,6 +15,7 @@ from turnkeeper.runner.heartbeat import exception_name
 from turnkeeper.wire.sandbox import AgentFailure
 from turnkeeper.wire.worker import FailureReport
 
+TEXT_CHARS_MAX: Final = 4000
 Delivered = Literal["no", "yes", "unknown"]
 
 
@@ -69,7 +70,7 @@ class Failure:
             exit_code=self.exit if self.exit is not None and self.exit >= 0 else None,
             exit_signal=-self.exit if self.exit is not None and self.exit < 0 else None,
             stderr_tail=None if self.stderr_tail is None else self.stderr_tail[-65536:],
-            text=None if self.text is None else self.text[:4000],
+            text=None if self.text is None else self.text[:TEXT_CHARS_MAX],
         )
 
 
