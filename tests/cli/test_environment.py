@@ -331,11 +331,12 @@ def test_how_much_an_owner_may_run_at_once(settings: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("address", "loopback", "url", "hosts"),
     [
-        ("127.0.0.1", True, "http://127.0.0.1:8420", "a.example,127.0.0.1"),
-        ("localhost", True, "http://localhost:8420", "a.example,localhost"),
-        ("::1", True, "http://[::1]:8420", "a.example,[::1]"),
+        ("127.0.0.1", True, "http://127.0.0.1:8420", "a.example"),
+        ("localhost", True, "http://localhost:8420", "a.example"),
+        ("::1", True, "http://[::1]:8420", "a.example"),
         ("0.0.0.0", False, "http://127.0.0.1:8420", "a.example"),  # noqa: S104 - the address that is tried
         ("::", False, "http://[::1]:8420", "a.example"),
+        ("fd00::1", False, "http://[fd00::1]:8420", "a.example,[fd00::1]"),
         ("10.1.2.3", False, "http://10.1.2.3:8420", "a.example,10.1.2.3"),
         ("Box.example", False, "http://Box.example:8420", "a.example,box.example"),
     ],

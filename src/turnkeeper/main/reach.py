@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from turnkeeper.main.environment import ListenAddress
 
 
+ANSWERED_ANYWAY = ("127.0.0.1", "localhost", "::1")
+
+
 def is_loopback(address: str) -> bool:
     """Whether only this machine can reach a server that listens on `address`, a name or an IP address."""
     parsed = _parsed(address)
@@ -24,7 +27,7 @@ def allowed_hosts(given: str | None, options: Sequence[str], address: str) -> st
     """The value of `TURNKEEPER_ALLOWED_HOSTS`: that of the environment, `--allowed-host`s, and `--host` where it names one."""
     parsed = _parsed(address)
     names = [*(given or "").split(","), *options]
-    if parsed is None or not parsed.is_unspecified:
+    if address.lower() not in ANSWERED_ANYWAY and (parsed is None or not parsed.is_unspecified):
         names.append(f"[{address}]" if parsed is not None and parsed.version == 6 else address.lower())
     names = [name.strip() for name in names if name.strip()]
     return "*" if "*" in names else ",".join(dict.fromkeys(names))
