@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from turnkeeper.main.environment import ListenAddress
 
-
 ANSWERED_ANYWAY = ("127.0.0.1", "localhost", "::1")
 
 
