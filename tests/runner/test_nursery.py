@@ -1,6 +1,7 @@
 """Spare children: kept, taken, retired (architecture section 5)."""
 
 import asyncio
+import signal
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,9 @@ from runner.peers import Peers
 from turnkeeper.domain.settings import Limits
 from turnkeeper.kit.clock import ManualClock, system_clock
 from turnkeeper.kit.log import get_logger
-from turnkeeper.runner.launch import Child
+from turnkeeper.runner.launch import Child, start_child
 from turnkeeper.runner.nursery import BACKOFF_STEPS_S, Nursery
-from turnkeeper.runner.settings import HostSettings
+from turnkeeper.runner.settings import ChildSettings, HostSettings
 
 
 @pytest.fixture
@@ -167,3 +168,22 @@ async def test_a_spare_that_dies_is_not_given_out(running: Running) -> None:
     assert running.nursery.take() is None
     assert running.nursery.launch_error is None
     assert running.changes == 0
+
+
+async def test_the_end_of_a_child_is_seen_that_was_started_as_others_were_dismissed(settings: HostSettings) -> None:
+    """Spares that are retired together leave their descriptors' numbers to the next child, whose pidfd gets one of them.
+
+    Proves: H-01, H-04.
+    """
+    old = [start_child(system_clock, settings.child_log) for _ in range(2)]
+    for child in old:
+        await child.greet(ChildSettings.of(settings))
+        assert await child.wait_ready(30)
+    for child in old:
+        child.dismiss()
+    young = start_child(system_clock, settings.child_log)
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(child.wait_exit() for child in old))
+        young.kill()
+        assert await young.wait_exit() == -signal.SIGKILL
+    young.dismiss()

@@ -126,9 +126,13 @@ class Child:
         return await asyncio.shield(self._exited)
 
     def dismiss(self) -> None:
-        """End a spare child: it sees its descriptor end."""
+        """End a spare child: it sees its descriptor end.
+
+        The descriptor is closed when nothing reads it any more. Closed at once, its number could be the next child's pidfd
+        before the loop forgets the old reader, and would be forgotten with it: that child's end was then never seen.
+        """
+        self._listening.add_done_callback(lambda _: self._end.close())
         self._listening.cancel()
-        self._end.close()
 
     def kill(self) -> None:
         """End a child that never got a turn and does not end by itself."""
