@@ -42,11 +42,12 @@ class ProcessId:
 
 @dataclass(frozen=True)
 class ProcessStat:
-    """What `/proc/<pid>/stat` says: state letter, parent, start."""
+    """What `/proc/<pid>/stat` says: state letter, parent, session, start."""
 
     pid: int
     state: str
     parent_pid: int
+    session: int
     start_ticks: int
 
     @property
@@ -60,7 +61,11 @@ def parse_stat(raw: bytes) -> ProcessStat:
     opening, closing = raw.index(b"("), raw.rindex(b")")
     fields = raw[closing + 1 :].split()
     return ProcessStat(
-        pid=int(raw[:opening]), state=fields[0].decode("ascii"), parent_pid=int(fields[1]), start_ticks=int(fields[19])
+        pid=int(raw[:opening]),
+        state=fields[0].decode("ascii"),
+        parent_pid=int(fields[1]),
+        session=int(fields[3]),
+        start_ticks=int(fields[19]),
     )
 
 

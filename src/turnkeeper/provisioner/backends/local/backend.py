@@ -44,6 +44,7 @@ from turnkeeper.provisioner.backends.local.records import (
     Places,
     Record,
     read_exit,
+    read_processes,
     read_record,
     sandbox_names,
     write_record,
@@ -339,7 +340,9 @@ class LocalBackend:
                 return OtherGeneration(record.generation)
             here = record.kernel_boot == self._kernel_boot
             already = not here or has_ended(places, record)
-            if not already and (why := end_processes(places, record, self._settings.end_timeout_s)) is not None:
+            # What has ended without a name for its pid 1 ran nothing, but may have left a process that waits for ever.
+            left = not already or (here and read_processes(places) is None)
+            if left and (why := end_processes(places, record, self._settings.end_timeout_s)) is not None:
                 return Unknown(why)
             places.record.unlink(missing_ok=True)  # first: what remains without it is nothing
             shutil.rmtree(places.directory)

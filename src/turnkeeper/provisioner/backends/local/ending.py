@@ -9,8 +9,9 @@ import os
 import signal
 from pathlib import Path
 
-from turnkeeper.kit.procs import ProcessId, descendants, identify, is_alive, kill, wait_gone
+from turnkeeper.kit.procs import ProcessId, descendants, is_alive, kill, processes, wait_gone
 from turnkeeper.kit.stop import Deadline
+from turnkeeper.provisioner.backends.local import launcher
 from turnkeeper.provisioner.backends.local.records import Places, Record, read_processes
 
 _STEP_S = 5.0
@@ -25,12 +26,12 @@ def end_processes(places: Places, record: Record, timeout_s: float) -> str | Non
     kill(record.launcher, signal.SIGKILL)
     if not wait_gone(record.launcher, deadline.sooner(_STEP_S).remaining()):
         return f"launcher {record.launcher.pid} does not end"
-    processes = read_processes(places)  # only now: a living launcher could still write it
-    if processes is None:
-        return _end_unrecorded(record.generation, deadline)
-    if not record.isolated and is_alive(processes.init):
-        _kill_tree(processes.init.pid)
-    for process in (processes.init, processes.outer):
+    known = read_processes(places)  # only now: a living launcher could still write it
+    if known is None:
+        return _end_unrecorded(record, deadline)
+    if not record.isolated and is_alive(known.init):
+        _kill_tree(known.init.pid)
+    for process in (known.init, known.outer):
         if not wait_gone(process, deadline.sooner(_STEP_S).remaining()):
             kill(process, signal.SIGKILL)
             if not wait_gone(process, deadline.sooner(_STEP_S).remaining()):
@@ -42,15 +43,15 @@ def has_ended(places: Places, record: Record) -> bool:
     """Whether launcher and sandbox are dead. Without an `instance.json` the sandbox has never run anything."""
     if is_alive(record.launcher):
         return False
-    processes = read_processes(places)
-    return processes is None or not (is_alive(processes.init) or is_alive(processes.outer))
+    known = read_processes(places)
+    return known is None or not (is_alive(known.init) or is_alive(known.outer))
 
 
-def _end_unrecorded(generation: str, deadline: Deadline) -> str | None:
+def _end_unrecorded(record: Record, deadline: Deadline) -> str | None:
     """The launcher died before it named pid 1: what there is of the sandbox is blocked inside bubblewrap, whose command
-    line names the generation."""
+    line names the generation, or is on the way to it."""
     for _ in range(_ROUNDS_MAX):
-        marked = _marked(generation)
+        marked = _marked(record)
         found = [process for one in marked for process in (one, *descendants(one.pid)) if is_alive(process)]
         if not found:
             return None
@@ -62,19 +63,19 @@ def _end_unrecorded(generation: str, deadline: Deadline) -> str | None:
     return "processes of a sandbox that never started keep appearing"
 
 
-def _marked(generation: str) -> list[ProcessId]:
-    needle = generation.encode("ascii")
+def _marked(record: Record) -> list[ProcessId]:
+    generation, program = record.generation.encode("ascii"), os.fsencode(launcher.__file__)
     found: list[ProcessId] = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        process = identify(int(entry.name))
+    for stat in processes():
         try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
+            words = Path(f"/proc/{stat.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # it ended meanwhile
-        if process is not None and needle in words:
-            found.append(process)
+        # Spawned and not yet bubblewrap: still its parent's image (or, for a moment, none), in its parent's session. It
+        # would not hear of the death that came before, and would wait for ever.
+        on_its_way = stat.session == record.launcher.pid and (program in words or words == [b""])
+        if not stat.dead and (generation in words or on_its_way):
+            found.append(ProcessId(stat.pid, stat.start_ticks))
     return found
 
 
