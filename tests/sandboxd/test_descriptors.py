@@ -101,7 +101,7 @@ async def test_signals_are_at_their_default_whatever_the_manager_was_started_wit
             manager = await held.enter_async_context(Manager(tmp_path, ManagerOptions()))
         worker = manager.activation()
         (await worker.take()).ok()
-        answer = (await worker.setup(["/bin/sh", "-c", "grep -E '^Sig(Ign|Blk)' /proc/$$/status"])).ok()
+        answer = (await worker.setup(["/bin/sh", "-c", "grep -E '^Sig(Ign|Blk)' /proc/self/status"])).ok()
         said = dict(line.split(":\t") for line in answer["results"][0]["output_tail"].splitlines())
         assert int(said["SigBlk"], 16) == int(said["SigIgn"], 16) & ~(0b11 << 31) == 0
         agent = (await worker.session()).ok()["agent"]["pid"]
