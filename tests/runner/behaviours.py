@@ -102,6 +102,19 @@ class Hangs(Behaviour):
 
 
 @dataclass(frozen=True)
+class Late(Behaviour):
+    """As `then`, after a while."""
+
+    after_s: float
+    then: Behaviour
+
+    def respond(self, handler: "Handler", usual: Callable[[], Reply]) -> None:
+        with handler.blocking():
+            handler.peers.closing.wait(self.after_s)
+        self.then.respond(handler, usual)
+
+
+@dataclass(frozen=True)
 class Trickles(Behaviour):
     """An answer that never ends: one byte at a time."""
 

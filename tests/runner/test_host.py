@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.behaviours import Answers, Behaviour, Cuts, Hangs, Refuses
+from runner.behaviours import Answers, Behaviour, Cuts, Hangs, Late, Refuses
 from runner.driving import FAST
 from runner.hosting import RunningHost, pause, running_host, until
 from runner.peers import HOST_TOKEN, Peers, stay_silent
@@ -343,6 +343,16 @@ def test_work_that_is_never_there_is_not_claimed_in_a_hurry(peers: Peers, tmp_pa
         peers.wait_for("claim", 4)
         pause(1.5)
         assert len(peers.of("claim")) < 12
+
+
+def test_what_was_claimed_in_vain_long_ago_delays_nothing(peers: Peers, tmp_path: Path) -> None:
+    """The pause that keeps a host from claiming in a hurry is over once it had to wait for a sign of work."""
+    at_once = Answers(200, {"maybe": True})
+    peers.on["work"].extend([at_once, at_once, at_once, at_once, Late(0.4, at_once)])
+    with running_host(peers, tmp_path):
+        peers.wait_for("work", 6)
+        fifth, sixth = peers.of("work")[4:6]
+        assert sixth.at - fifth.at < 1.0, "0.4 s of waiting, and a short pause"
 
 
 def test_a_host_whose_children_cannot_start_stops_claiming_and_says_why(peers: Peers, tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ _LOST_REPLY_PAUSES_S: Final = (0.1, 0.5, 1.0, 2.0)
 _OUTAGE_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0)
 _IN_VAIN_PAUSES_S: Final = (0.02, 0.1, 0.5, 1.0)
 _REFUSED_PAUSE_S: Final = 5.0
+_QUIET_S: Final = 0.2
+"""A sign of work that was waited for this long is no sign that keeps coming."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,13 @@ class Claims:
         """Returns when draining, after the last claim was answered."""
         in_vain = 0
         while not self._draining.is_set():
-            if not await self._or_draining(self._nursery.wait_works()) or not await self._wait_for_work():
+            if not await self._or_draining(self._nursery.wait_works()):
                 continue
+            asked_at = self._clock.monotonic()
+            if not await self._wait_for_work():
+                continue
+            if self._clock.monotonic() - asked_at > _QUIET_S:
+                in_vain = 0  # what was in vain before is over, and the next turn must not wait for it
             answer = await self._claim()
             if answer is None:
                 await self._pause(_REFUSED_PAUSE_S)
