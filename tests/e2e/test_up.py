@@ -1,6 +1,5 @@
 """`turnkeeper up` as a user has it: what it refuses to start on, and what is there again after it was killed."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -201,15 +200,16 @@ def test_a_schema_that_is_not_this_release_s_is_named(empty_dsn: str, tmp_path: 
 
 @pytest.fixture(scope="module", name="product")
 def _product() -> Generator[Product]:
-    """Started as `nohup turnkeeper up &` in a script starts it."""
-    with contextlib.ExitStack() as held:
-        with starting_with(NOHUP):
-            running = held.enter_context(Product())
+    """Started by the first test that asks for it."""
+    with Product() as running:
         yield running
 
 
 def test_started_under_nohup_it_passes_no_ignored_signal_on(product: Product) -> None:
     """Case: F15. Neither to its processes and the database, nor through them to workers, sandboxes and agents."""
+    assert product.stop() == 0
+    with starting_with(NOHUP):
+        product.start()
     thread = product.conversation(product.agent("signals"), "signals")
     _, go = product.hold(thread, "signals")
     launcher, _ = product.sandboxes()[thread]
