@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 4
 CRASH_WORKERS ?= 4
 
 # Many tests are about real processes and real time, and a busy machine can be too slow for their bounds. What failed beside
