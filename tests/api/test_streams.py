@@ -1,5 +1,6 @@
 """Event streams over real connections: cut, resumed, from the future, after a drop, slow, many, and without signals."""
 
+import contextlib
 import json
 import threading
 import time
@@ -12,6 +13,7 @@ from api.reading import Frame, reading
 from api.server import control_server
 from api.world import Json, Turn, World, problem
 from turnkeeper.api.settings import ApiSettings
+from turnkeeper.client.owner import OwnerClient
 
 Path = Callable[[World, Json], str]
 
@@ -151,6 +153,15 @@ def test_the_end_arrives_for_one_who_comes_after_it(shared_world: World) -> None
         assert frames[-1].kind == "end"
         assert frames[-1].seq == last
         assert [frame.kind for frame in frames].count("end") == 1
+
+
+def test_our_own_client_ends_for_one_who_comes_after_the_end(shared_world: World) -> None:
+    """Case: F09. It once dropped an `end` that was not new, and asked again and again."""
+    run = shared_world.turn("a")
+    last = _stored(shared_world, run)[-1][0]
+    with contextlib.closing(OwnerClient(shared_world.server.url, shared_world.owner.key)) as client:
+        for after in (last - 1, last, last + 1000):
+            assert [event.kind for event in client.run_events(run["id"], after=after)][-1] == "end"
 
 
 def test_a_conversation_shows_the_run_in_hand_from_its_beginning(world: World) -> None:

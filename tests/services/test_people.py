@@ -135,6 +135,21 @@ async def test_a_link_opens_one_session_once(driver: Driver, database_clock: Dat
     assert await sessions.open_link(driver.s, late) is None
 
 
+async def test_a_revoked_key_leaves_nothing_open_that_it_made(driver: Driver) -> None:
+    """Whoever held a stolen key may have made links and sessions with it: they end with it, another owner's do not."""
+    made = wanted(await keys.create_key(driver.s, driver.owner.uid, NewKey(name="lost")), CreatedKey)
+    other = await driver.new_owner("other")
+    kept = await sessions.open_link(driver.s, await bootstrap.new_login_link(driver.s.db, other.uid))
+    opened = await sessions.open_link(driver.s, await bootstrap.new_login_link(driver.s.db, driver.owner.uid))
+    unused = await bootstrap.new_login_link(driver.s.db, driver.owner.uid)
+    assert opened is not None
+    assert kept is not None
+    wanted(await keys.revoke_key(driver.s, driver.owner, made.id), Key)
+    assert await sessions.owner_of_session(driver.s, opened) is None
+    assert await sessions.open_link(driver.s, unused) is None
+    assert await sessions.owner_of_session(driver.s, kept) is not None
+
+
 async def test_bootstrap_again_changes_nothing(driver: Driver) -> None:
     key = new_secret("tk_")
     first = await bootstrap.ensure_owner(driver.s.db, "boss", key)

@@ -128,13 +128,14 @@ class OwnerClient:
             try:
                 for event in self._stream(name, after):
                     failures = 0
+                    if event.kind is EventKind.END:  # told to everybody, also who asks for what comes after it
+                        yield event
+                        return
                     if event.seq is not None:
                         if after is not None and event.seq <= after:
                             continue
                         after = event.seq
                     yield event
-                    if event.kind is EventKind.END:
-                        return
             except ConnectionFailed:
                 failures += 1
                 if failures > STREAM_RETRIES or self._ended.is_set():

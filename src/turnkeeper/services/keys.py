@@ -8,7 +8,7 @@ from turnkeeper.services.auth import Owner
 from turnkeeper.services.context import Services
 from turnkeeper.services.idempotency import IdempotencyKey, once, shown_only_once
 from turnkeeper.store import keys as statements
-from turnkeeper.store import users
+from turnkeeper.store import users, web_sessions
 from turnkeeper.store.keys import KeyRow
 from turnkeeper.store.tx import Tx
 from turnkeeper.wire.public import CreatedKey, Key, NewKey
@@ -71,12 +71,16 @@ async def list_keys(s: Services, owner: Owner) -> list[Key]:
 
 
 async def revoke_key(s: Services, owner: Owner, key_id: str) -> Key | NotFound:
-    """The key opens nothing any more. Revoking again changes nothing."""
+    """The key opens nothing any more, nor do the owner's links and browser sessions, which it may have made. Revoking again
+    changes nothing else."""
     if not is_id(key_id):
         return NotFound("key")
 
     async def work(tx: Tx) -> KeyRow | None:
-        return await statements.revoke_key(tx, owner.uid, key_id)
+        row = await statements.revoke_key(tx, owner.uid, key_id)
+        if row is not None:
+            await web_sessions.end_all(tx, owner.uid)
+        return row
 
     row = await s.db.run("key.revoke", work)
     return NotFound("key") if row is None else key_of(row)

@@ -51,6 +51,11 @@ async def end(tx: Tx, secret_hash: bytes) -> int:
     )
 
 
+async def end_all(tx: Tx, uid: str) -> int:
+    """End every session and link of an owner."""
+    return await tx.execute("DELETE FROM web_sessions WHERE uid = %s", (uid,))
+
+
 async def delete_expired(tx: Tx, limit: int) -> int:
     """Remove what ended more than a day ago."""
     return await tx.execute(
