@@ -75,10 +75,13 @@ def closed(drill: Drill) -> Iterator[None]:
 
 
 def closed_unused(drill: Drill) -> Iterator[None]:
-    """A conversation is closed that never had a turn: there is nothing to delete, and the reconciler frees the Workdir."""
+    """A conversation was closed that never had a turn, and its Workdir is still held, as an older release may have left it:
+    there is nothing to delete, and the reconciler ends the hold."""
     yield
     thread = drill.conversation()
     drill.close(thread)
+    again = "UPDATE workdir_holds SET ended_at = NULL, ended_why = NULL WHERE runtime_scope_id = %s RETURNING 1"
+    drill.product.rows(again, thread)
     held = "SELECT 1 FROM workdir_holds WHERE runtime_scope_id = %s AND ended_at IS NULL"
     end = time.monotonic() + 30
     while drill.product.rows(held, thread) and time.monotonic() < end:
