@@ -80,7 +80,8 @@ def test_each_try_has_its_own_time(peers: Peers, step: str) -> None:
     assert run_turn(peers, replace(FAST, receipt_timeout_s=0.4, receipt_delay_s=0.2, control_timeout_s=4)) == 0
     first, second, third = (call.at for call in peers.of(step))
     for earlier, later in ((first, second), (second, third)):
-        assert 0.5 < later - earlier < 3.5  # 0.6 s from one's sending to the next; of the first we know when it was read
+        # 0.6 s from the sending of one to the next; known is when each was read.
+        assert 0.5 < later - earlier < 3.5
 
 
 @pytest.mark.parametrize("step", STEPS)
