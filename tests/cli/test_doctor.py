@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -35,9 +36,9 @@ WRONG: dict[str, tuple[bytes, str]] = {
 }
 
 
-async def doctor(home: Path, *arguments: str, dsn: str | None = None) -> Ran:
+async def doctor(home: Path, *arguments: str, dsn: str | None = None, **settings: str) -> Ran:
     """Run it beside the event loop."""
-    env = {} if dsn is None else {"DATABASE_URL": dsn}
+    env = settings if dsn is None else {"DATABASE_URL": dsn, **settings}
     return await asyncio.to_thread(turnkeeper, "doctor", *arguments, home=home, env=env)
 
 
@@ -70,6 +71,23 @@ async def test_a_row_that_is_wrong(driver: Driver, dsn: str, tmp_path: Path, wha
     assert len(findings) == 1
     assert findings[0].startswith(line)
     assert summary == "1 scope and 1 run looked at: 1 finding"
+
+
+async def test_who_waits_for_room_is_judged_by_the_setting(driver: Driver, dsn: str, tmp_path: Path) -> None:
+    """As the control plane has it: by the usual 8 whoever waits for the only place may start. Proves: D-01."""
+    driver.s = replace(driver.s, limits=replace(driver.s.limits, trees_per_owner=1))
+    for _ in range(2):
+        await driver.submit((await driver.conversation()).thread_id)
+    wrong(dsn, b"UPDATE runs SET created_at = created_at - interval '1 hour'")
+    wrong(dsn, b"UPDATE conversations SET updated_at = updated_at - interval '1 hour'")
+    ran = await doctor(tmp_path, dsn=dsn, TURNKEEPER_TREES_PER_OWNER="1")
+    assert (ran.status, ran.out, ran.err) == (0, "2 scopes and 2 runs looked at: no finding\n", "")
+    ran = await doctor(tmp_path, dsn=dsn)
+    assert ran.status == 1
+    assert ran.out.startswith("nothing_stays_stuck: run")
+    ran = await doctor(tmp_path, dsn=dsn, TURNKEEPER_TREES_PER_OWNER="some")
+    assert (ran.status, ran.out) == (1, "")
+    assert "TURNKEEPER_TREES_PER_OWNER is 'some'; it must be a positive integer" in ran.one_line()
 
 
 async def test_findings_as_json_and_of_several_scopes(driver: Driver, dsn: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def doctor(database: str | None, data: Path | None, as_json: bool) -> int:
     """Hold what the database records against the product's rules, and say what breaks them.
 
     Reads only, beside whatever runs. One line per finding, then a summary; exit status 1 if there is a finding.
+    Set TURNKEEPER_TREES_PER_OWNER as the control plane has it: by it is judged who waits for room.
     """
     if database and data:
         raise click.UsageError("--database and --data name two databases; give one of them")

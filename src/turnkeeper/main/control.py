@@ -69,7 +69,7 @@ def settings_from(environment: Environment, listen: str, lease_ttl: int | None) 
     if lease_ttl is not None:
         timing = with_lease_ttl(timing, str(lease_ttl))
     sandbox_timing = sandbox_timing_from_environ(environment.values)
-    limits = Limits(trees_per_owner=environment.positive("TURNKEEPER_TREES_PER_OWNER", Limits().trees_per_owner))
+    limits = Limits(trees_per_owner=environment.trees_per_owner())
     require_valid(timing, sandbox_timing, limits)
     provisioner_url = environment.optional("TURNKEEPER_PROVISIONER_URL")
     key_file = environment.path("TURNKEEPER_SIGNING_KEY_FILE")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.domain.history import Finding
 from turnkeeper.domain.settings import Timing
+from turnkeeper.main.environment import Environment
 from turnkeeper.main.paths import DataDirectory
 from turnkeeper.services.doctor import Examined, examine
 from turnkeeper.store.embedded import url_at
@@ -24,16 +25,18 @@ def local_dsn(data: DataDirectory) -> str:
 def examine_database(dsn: str, report: Callable[[Finding], None], *, of_local_up: bool = False) -> Examined:
     """Hold a live database against the rules. Nothing is written, not even the identity that a start records.
 
-    `SettingRefused` with one line where the database cannot be asked; that of a local `up` is there only while that runs.
+    Runs wait by `TURNKEEPER_TREES_PER_OWNER` as the control plane has it: it has to be set here as it is there.
+    `SettingRefused` with one line where that is wrong or the database cannot be asked; that of a local `up` is there only while that runs.
     """
+    trees_per_owner = Environment.of_process().trees_per_owner()
     try:
-        return asyncio.run(_examine(dsn, report))
+        return asyncio.run(_examine(dsn, report, trees_per_owner))
     except DatabaseError as error:
         hint = "; is its `turnkeeper up` running?" if of_local_up and isinstance(error, DatabaseUnavailable) else ""
         raise SettingRefused(f"{error}{hint}") from error
 
 
-async def _examine(dsn: str, report: Callable[[Finding], None]) -> Examined:
+async def _examine(dsn: str, report: Callable[[Finding], None], trees_per_owner: int) -> Examined:
     # Bounds that are no settings decide what is late (reap grace, recovery); leases have their own end in the record.
     async with open_database(
         dsn,
@@ -43,4 +46,4 @@ async def _examine(dsn: str, report: Callable[[Finding], None]) -> Examined:
         application_name="turnkeeper doctor",
         check=False,
     ) as db:
-        return await examine(db, Timing(), report)
+        return await examine(db, Timing(), report, trees_per_owner=trees_per_owner)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnkeeper.domain.errors import OptionRefused, SettingRefused
+from turnkeeper.domain.settings import Limits
 
 TOKEN_LENGTH_MIN = 32
 
@@ -41,6 +42,10 @@ class Environment:
         if not value.isascii() or not value.isdecimal() or int(value) == 0:
             raise SettingRefused(f"{name} is {value!r}; it must be a positive integer")
         return int(value)
+
+    def trees_per_owner(self) -> int:
+        """The room of an owner without one of their own: what gives it out and what judges the waiting read the same."""
+        return self.positive("TURNKEEPER_TREES_PER_OWNER", Limits().trees_per_owner)
 
     def secret(self, name: str) -> str:
         """`NAME`, or the content of the file that `NAME_FILE` names, which only its owner may read."""

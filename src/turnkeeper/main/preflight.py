@@ -22,5 +22,5 @@ def require_settings(environment: Environment) -> None:
     """`SettingRefused` with one line for what is wrong."""
     require_log_level(environment)
     timing, _ = timing_from_environ(environment.values)
-    limits = Limits(trees_per_owner=environment.positive("TURNKEEPER_TREES_PER_OWNER", Limits().trees_per_owner))
+    limits = Limits(trees_per_owner=environment.trees_per_owner())
     require_valid(timing, sandbox_timing_from_environ(environment.values), limits)

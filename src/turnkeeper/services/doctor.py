@@ -12,7 +12,7 @@ from typing import Final
 from turnkeeper.domain.history import Finding, History, check
 from turnkeeper.domain.history.facts import SLACK_S, LedgerEntry, ProcessSeen
 from turnkeeper.domain.history.places import workdir_holds_do_not_overlap
-from turnkeeper.domain.settings import Timing
+from turnkeeper.domain.settings import Limits, Timing
 from turnkeeper.store import history as statements
 from turnkeeper.store import migrate
 from turnkeeper.store.errors import DatabaseRefused
@@ -39,12 +39,14 @@ async def examine(
     timing: Timing,
     report: Callable[[Finding], None],
     *,
+    trees_per_owner: int = Limits().trees_per_owner,
     slack_s: float = SLACK_S,
     scopes_max: int = SCOPES_MAX,
     runs_max: int = RUNS_MAX,
 ) -> Examined:
     """Hold everything against every rule; `report` is given each finding as it is made.
 
+    `trees_per_owner`: the control plane's setting, by which runs wait whose owner has no room of their own.
     Memory is bounded by `runs_max` runs, or by the largest scope. Errors: `DatabaseUnavailable`, and `DatabaseRefused` for
     another schema than this release's.
     """
@@ -58,7 +60,7 @@ async def examine(
             report(finding)
 
     async for page in _pages(db, scopes_max, runs_max):
-        tell(await db.snapshot_read("doctor.scopes", _scopes(page, timing)))
+        tell(await db.snapshot_read("doctor.scopes", _scopes(page, timing, trees_per_owner)))
         scopes, runs = scopes + len(page), runs + sum(one.runs for one in page)
     after = FIRST
     while uids := await db.read("doctor.owners", lambda r, a=after: statements.owners_with_holds(r, a, OWNERS_MAX)):
@@ -74,6 +76,7 @@ async def collect(
     db: Database,
     timing: Timing,
     *,
+    trees_per_owner: int = Limits().trees_per_owner,
     ledger: Iterable[LedgerEntry] | None = None,
     processes: Iterable[ProcessSeen] = (),
     slack_s: float = SLACK_S,
@@ -84,7 +87,9 @@ async def collect(
         scopes: list[str] = []
         while page := await statements.scopes_after(reader, scopes[-1] if scopes else FIRST, SCOPES_MAX):
             scopes += [one.runtime_scope_id for one in page]
-        return await statements.read_scopes(reader, scopes, timing, prompts=ledger is not None)
+        return await statements.read_scopes(
+            reader, scopes, timing, prompts=ledger is not None, trees_per_owner=trees_per_owner
+        )
 
     history = await db.snapshot_read("doctor.all", look)
     return replace(
@@ -113,6 +118,6 @@ async def _pages(db: Database, scopes_max: int, runs_max: int) -> AsyncGenerator
         after = found[-1].runtime_scope_id
 
 
-def _scopes(page: Sequence[ScopeSize], timing: Timing) -> Callable[[Reader], Awaitable[History]]:
+def _scopes(page: Sequence[ScopeSize], timing: Timing, trees_per_owner: int) -> Callable[[Reader], Awaitable[History]]:
     names = [one.runtime_scope_id for one in page]
-    return lambda reader: statements.read_scopes(reader, names, timing)
+    return lambda reader: statements.read_scopes(reader, names, timing, trees_per_owner=trees_per_owner)
