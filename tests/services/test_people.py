@@ -103,17 +103,31 @@ async def test_tokens_of_hosts(driver: Driver) -> None:
     assert await host_tokens.revoke_token(driver.s, uid, "h2", second.id) == revoked
     assert await auth.host_of_token(driver.s, second.token) is None
     assert await auth.host_of_token(driver.s, token) == "h2"
-    assert [one.revoked_at is None for one in await host_tokens.list_tokens(driver.s, "h2")] == [True, False]
-    assert all(one.revoked_at for one in await host_tokens.revoke_tokens(driver.s, uid, "h2"))
+    listed = await host_tokens.list_tokens(driver.s, "h2")
+    assert isinstance(listed, list)
+    assert [one.revoked_at is None for one in listed] == [True, False]
+    for _ in range(2):
+        left = await host_tokens.revoke_tokens(driver.s, uid, "h2")
+        assert isinstance(left, list)
+        assert all(one.revoked_at for one in left)
+    assert isinstance(await host_tokens.revoke_tokens(driver.s, uid, "h9"), NotFound)
     assert await auth.host_of_token(driver.s, token) is None
     assert await host_tokens.list_tokens(driver.s, "h9") == []
-    for name in ("", "../x", "a b", "x" * 64):
-        assert wanted(await host_tokens.create_token(driver.s, uid, name), Invalid).field == "name"
+    for name in ("", "../x", "a b", "x" * 64, "a\0b", "h2\n", "\ud800"):
+        for answer in (
+            await host_tokens.create_token(driver.s, uid, name),
+            await host_tokens.list_tokens(driver.s, name),
+            await host_tokens.revoke_tokens(driver.s, uid, name),
+            await host_tokens.revoke_token(driver.s, uid, name, second.id),
+        ):
+            assert wanted(answer, Invalid).field == "name"
     idem = request_key("POST /v1/admin/hosts/{name}/tokens", "k", {"name": "h4"})
     wanted(await host_tokens.create_token(driver.s, uid, "h4", idem), CreatedHostToken)
     again = wanted(await host_tokens.create_token(driver.s, uid, "h4", idem), Conflict)
     assert "shown only once" in again.detail
-    assert len(await host_tokens.list_tokens(driver.s, "h4")) == 1
+    tokens = await host_tokens.list_tokens(driver.s, "h4")
+    assert isinstance(tokens, list)
+    assert len(tokens) == 1
     await bootstrap.ensure_host_token(driver.s.db, "h3", token + "x")
     await bootstrap.ensure_host_token(driver.s.db, "h3", token + "x")
     assert await auth.host_of_token(driver.s, token + "x") == "h3"

@@ -8,6 +8,7 @@ from turnkeeper.api.describe import operation, page_operation
 from turnkeeper.api.endpoints import Desk
 from turnkeeper.api.idempotency import idempotency_key
 from turnkeeper.api.paging import page_response
+from turnkeeper.api.replies import wanted
 from turnkeeper.api.settings import ApiSettings
 from turnkeeper.services import host_tokens, hosts, keys, sessions, users
 from turnkeeper.services.context import Services
@@ -75,12 +76,12 @@ def _host_tokens(router: APIRouter, desk: Desk) -> None:
     @router.get(_TOKENS, **page_operation("A host's tokens, oldest first, revoked ones included", HostToken))
     async def list_all(request: Request, name: str) -> Response:
         await desk.admin(request)
-        return page_response(await host_tokens.list_tokens(services, name), None)
+        return page_response(wanted(await host_tokens.list_tokens(services, name)), None)
 
     @router.delete(_TOKENS, **page_operation("Revoke all tokens of a host", HostToken))
     async def revoke_all(request: Request, name: str) -> Response:
         owner = await desk.admin(request)
-        return page_response(await host_tokens.revoke_tokens(services, owner.uid, name), None)
+        return page_response(wanted(await host_tokens.revoke_tokens(services, owner.uid, name)), None)
 
     @router.delete(_TOKENS + "/{token_id}", **operation("Revoke one token of a host", HostToken))
     async def revoke(request: Request, name: str, token_id: str) -> Response:

@@ -18,6 +18,9 @@ WORKDIR_BYTES_MAX: Final = 1024
 RESERVED_COMPONENT: Final = "agents"
 """The first component that belongs to the product: homes of native sessions live there (K-09)."""
 
+AGENT_NAME_RULE = (
+    "an agent's name is 1 to 63 lower-case letters, digits, '.', '_' or '-', beginning with a letter or digit"
+)
 _AGENT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _UID = re.compile(r"[a-z0-9][a-z0-9._@-]{0,62}")
 _SANDBOX_ID = re.compile(r"tk-[0-9a-f]{40}")

@@ -1,9 +1,9 @@
 """Host tokens: created (shown once), listed, revoked by administrators. A host needs one before it is heard the first time."""
 
-import re
 from typing import Final
 
 from turnkeeper.domain.errors import InvariantViolation, ProblemCode
+from turnkeeper.domain.names import HOST_NAME_RULE, is_host_name
 from turnkeeper.kit.ids import digest, is_id, new_id, new_secret
 from turnkeeper.kit.log import get_logger
 from turnkeeper.services.answers import Conflict, Invalid, Mismatch, NotFound
@@ -15,7 +15,7 @@ from turnkeeper.store.tx import Tx
 from turnkeeper.wire.public import CreatedHostToken, HostToken
 
 PREFIX: Final = "tkh_"
-HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+NO_HOST_NAME: Final = Invalid(ProblemCode.BAD_REQUEST, "name", HOST_NAME_RULE)
 _log = get_logger("services.host_tokens")
 
 
@@ -28,12 +28,8 @@ async def create_token(
     s: Services, uid: str, host: str, idem: IdempotencyKey | None = None
 ) -> CreatedHostToken | Invalid | Conflict | Mismatch:
     """A new token for a host; earlier ones stay. A repeated request cannot show it again: `Conflict`."""
-    if not HOST_NAME.fullmatch(host):
-        return Invalid(
-            ProblemCode.BAD_REQUEST,
-            "name",
-            "a host's name is 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit",
-        )
+    if not is_host_name(host):
+        return NO_HOST_NAME
     token, token_id = new_secret(PREFIX), new_id()
 
     async def insert(tx: Tx) -> HostToken:
@@ -54,13 +50,19 @@ async def create_token(
     return CreatedHostToken.model_validate({**made.model_dump(), "token": token})
 
 
-async def list_tokens(s: Services, host: str) -> list[HostToken]:
+async def list_tokens(s: Services, host: str) -> list[HostToken] | Invalid:
     """A host's tokens, oldest first, revoked ones included; none for a host that nobody knows."""
+    return await _tokens(s, host) if is_host_name(host) else NO_HOST_NAME
+
+
+async def _tokens(s: Services, host: str) -> list[HostToken]:
     return [token_of(row) for row in await s.db.read("host_token.list", lambda r: statements.list_tokens(r, host))]
 
 
-async def revoke_token(s: Services, uid: str, host: str, token_id: str) -> HostToken | NotFound:
+async def revoke_token(s: Services, uid: str, host: str, token_id: str) -> HostToken | Invalid | NotFound:
     """The token opens nothing any more. Revoking again changes nothing."""
+    if not is_host_name(host):
+        return NO_HOST_NAME
     if not is_id(token_id):
         return NotFound("host token")
 
@@ -74,12 +76,21 @@ async def revoke_token(s: Services, uid: str, host: str, token_id: str) -> HostT
     return token_of(row)
 
 
-async def revoke_tokens(s: Services, uid: str, host: str) -> list[HostToken]:
-    """Every token of a host stops opening anything, so that it claims no more; its live turns end by their own tokens."""
+async def revoke_tokens(s: Services, uid: str, host: str) -> list[HostToken] | Invalid | NotFound:
+    """Every token of a host stops opening anything, so that it claims no more; its live turns end by their own tokens.
+
+    Revoking again changes nothing. `NotFound` where there never was a token: a mistyped name must not look like a host
+    that was shut out.
+    """
+    if not is_host_name(host):
+        return NO_HOST_NAME
 
     async def work(tx: Tx) -> int:
         return await statements.revoke_tokens(tx, host)
 
     count = await s.db.run("host_token.revoke_all", work)
+    tokens = await _tokens(s, host)
+    if not tokens:
+        return NotFound("host, or it never had a token")
     _log.info("host_tokens_revoked", host=host, count=count, by=uid)
-    return await list_tokens(s, host)
+    return tokens

@@ -1,8 +1,7 @@
 """Users: owners and administrators, and the language that they read."""
 
-import re
-
 from turnkeeper.domain.errors import InvariantViolation, ProblemCode
+from turnkeeper.domain.names import USER_NAME_RULE, is_user_name
 from turnkeeper.kit.ids import new_id
 from turnkeeper.services.answers import Conflict, Invalid, Mismatch
 from turnkeeper.services.auth import Owner
@@ -12,8 +11,6 @@ from turnkeeper.store import users as statements
 from turnkeeper.store.tx import Tx
 from turnkeeper.store.users import UserRow
 from turnkeeper.wire.public import Me, MePatch, NewUser
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 
 
 def me_of(row: UserRow) -> Me:
@@ -25,12 +22,8 @@ async def create_user(
     s: Services, admin: Owner, request: NewUser, idem: IdempotencyKey | None = None
 ) -> Me | Invalid | Conflict | Mismatch:
     """A new user without any key."""
-    if not NAME.fullmatch(request.name):
-        return Invalid(
-            ProblemCode.BAD_REQUEST,
-            "name",
-            "a name is 1 to 63 letters, digits, '.', '_', '@' or '-', beginning with a letter or digit",
-        )
+    if not is_user_name(request.name):
+        return Invalid(ProblemCode.BAD_REQUEST, "name", USER_NAME_RULE)
 
     async def work(tx: Tx) -> Me | Conflict | Mismatch:
         return await once(tx, admin.uid, idem, Me, lambda: _create(tx, request))
