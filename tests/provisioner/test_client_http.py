@@ -174,6 +174,35 @@ async def test_trickling_peer_is_timed_out(tcp: tuple[str, socket.socket]) -> No
     assert failure.value.sent
 
 
+@pytest.mark.parametrize("at_once", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"], ids=["head", "body"])
+def test_a_blocking_call_is_bounded_as_a_whole_too(tcp: tuple[str, socket.socket], at_once: bytes) -> None:
+    """Whether the head trickles or the body, by the call's own time or the client's (F-04, L-07)."""
+    url, listener = tcp
+
+    def trickle(sock: socket.socket) -> None:
+        read_request(sock)
+        sock.sendall(at_once)
+        for byte in (b"" if at_once else b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n") + b"x" * 9000:
+            sock.sendall(bytes([byte]))
+            time.sleep(0.02)
+
+    with peer(listener, trickle), HttpClient(url, timeouts=Timeouts(call=0.3, read=20)) as client:
+        for own_s in (None, 0.4):
+            began = time.monotonic()
+            with pytest.raises(ConnectionFailed) as failure:
+                client.request("GET", "/a", timeout_s=own_s)
+            assert (failure.value.kind, failure.value.sent) == ("TotalTimeout", True)
+            assert (own_s or 0.3) <= time.monotonic() - began < 10
+
+
+def test_a_blocking_call_whose_time_is_over_before_it_is_sent(tcp: tuple[str, socket.socket]) -> None:
+    """It never left, and says so."""
+    url, _ = tcp
+    with HttpClient(url) as client, pytest.raises(ConnectionFailed) as failure:
+        client.request("GET", "/a", timeout_s=0.0)
+    assert (failure.value.kind, failure.value.sent) == ("ConnectTimeout", False)
+
+
 def test_interrupt_ends_a_blocked_call(tcp: tuple[str, socket.socket]) -> None:
     """Another thread ends a call that is blocked in its read, at once and for good (L-07)."""
     url, listener = tcp

@@ -1,10 +1,12 @@
 """Receipts of admission and settlement: how often they are asked for, how far apart, and after which answers (F-04)."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from runner.behaviours import Behaviour, Cuts, Hangs, Refuses
+from runner.behaviours import Behaviour, Cuts, Hangs, Refuses, Trickles
 from runner.driving import FAST, Driven, drive, run_turn
 from runner.hosting import until
 from runner.passing import THREADS, Notes
@@ -12,6 +14,7 @@ from runner.peers import Peers
 from turnkeeper.domain.settings import Timing
 from turnkeeper.kit.clock import ManualClock
 
+Logged = Callable[[str], list[dict[str, Any]]]
 STEPS = ["admit", "settle"]
 AGAIN = [Cuts(), Cuts(done=True), *(Refuses(status, "not_ready") for status in (408, 502, 503, 504))]
 FINAL = [Refuses(status, "conflict") for status in (400, 409, 422, 429, 500, 501)]
@@ -82,6 +85,28 @@ def test_each_try_has_its_own_time(peers: Peers, step: str) -> None:
     for earlier, later in ((first, second), (second, third)):
         # 0.6 s from the sending of one to the next; known is when each was read.
         assert 0.5 < later - earlier < 3.5
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_try_whose_answer_trickles_ends_with_its_time(peers: Peers, step: str) -> None:
+    """Proves: F-04. A byte every 50 ms keeps every single read in time: the bound is on the whole, and three tries it is."""
+    peers.always[step] = Trickles()
+    assert run_turn(peers, replace(FAST, receipt_timeout_s=0.4, receipt_delay_s=0.2, control_timeout_s=30)) == 0
+    first, second, third = (call.at for call in peers.of(step))
+    for earlier, later in ((first, second), (second, third)):
+        assert 0.5 < later - earlier < 3.5
+    assert len(peers.of("prompt")) == (1 if step == "settle" else 0)
+    assert peers.of("finish")[0].body["status"] == "failed"
+
+
+@pytest.mark.parametrize("step", ["prepare", "manifest", "container", "activate", "events", "finish"])
+def test_no_other_call_is_held_by_an_answer_that_trickles(peers: Peers, logged: Logged, step: str) -> None:
+    """Proves: F-04, L-07. Each ends with its own time and is asked for again; the turn goes on as if nothing had been."""
+    peers.on[step].append(Trickles())
+    assert run_turn(peers, replace(FAST, control_timeout_s=0.5)) == 0
+    assert len(peers.of(step)) >= 2
+    assert "TotalTimeout" in [event["exception"] for event in logged("agent_control_failure")]
+    assert peers.of("finish")[-1].body["status"] == "completed"
 
 
 @pytest.mark.parametrize("step", STEPS)

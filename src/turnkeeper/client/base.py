@@ -56,7 +56,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds. `call` bounds a whole asynchronous call; `read` the silence within one, blocking or not."""
+    """Seconds. `call` bounds a whole call; `read` the silence in which a request is sent."""
 
     call: float = 30.0
     connect: float = 5.0

@@ -2,6 +2,11 @@
 
 `HostControl` is the host's: asynchronous, with the host's token. `JobControl` is a worker's: blocking, usable from
 several threads, bound to one job, its lease generation and its attempt's token, so that no call can name another.
+
+Every call here is bounded as a whole by its own time, also where the peer trickles its answer: a receipt by the
+receipts' (F-04), a renewal by the heartbeat's, a batch of events by that of events, what waits at the server by its wait
+and a margin, and every other (claim, prepare, finish, ...) by the client's `Timeouts.call`. The lease needs none of
+these: its end is the watchdog's, which `interrupt`s whatever still waits (L-07).
 """
 
 from collections.abc import Mapping

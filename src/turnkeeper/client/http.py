@@ -4,9 +4,10 @@
 `http://host:port`, `https://…` and `unix:/path` (also paths longer than a socket address holds). Nothing is ever sent
 twice by itself, no redirect is followed, and no proxy setting of the environment is obeyed.
 
-Timeouts bound connect, write and each read one by one, so a peer that trickles bytes is never timed out by them (L-07).
-`AsyncHttpClient` also bounds the whole call; a blocking call is ended from another thread by `HttpClient.interrupt`, which
-shuts its socket down.
+A call has one time for all of it: connect, write, head and body. Each wait is given what is left, so a peer that trickles
+its answer byte by byte holds nobody longer than one that is silent (F-04, L-07). Streams have a bound on silence only, for
+they may last; `HttpClient.interrupt` ends from another thread whatever blocks, by shutting its socket down. Only the name
+service is asked without a bound of ours; its own is some seconds.
 """
 
 import asyncio
@@ -41,12 +42,13 @@ from turnkeeper.client.base import (
     refuse_in_transaction,
     transport_failures,
 )
-from turnkeeper.client.blocking import BlockingConnection
+from turnkeeper.client.blocking import BlockingConnection, Bound, Silence, WholeCall
 from turnkeeper.client.evented import EventedConnection, EventedPool
 from turnkeeper.client.failures import CallError, ClientError, ConnectionFailed
-from turnkeeper.client.response import Response
+from turnkeeper.client.response import TOTAL_TIMEOUT, Response
 
 __all__ = [
+    "TOTAL_TIMEOUT",
     "Address",
     "AsyncHttpClient",
     "AsyncStream",
@@ -285,9 +287,9 @@ class HttpClient(ClientBase):
         headers: Headers | None = None,
         timeout_s: float | None = None,
     ) -> Reply:
-        """One call, whole answer. `timeout_s` bounds each wait, not the whole (L-07). Errors as in `AsyncHttpClient.request`."""
-        limit = self.timeouts.read if timeout_s is None else timeout_s
-        with self._open(method, name, body, params, headers, limit) as stream:
+        """One call, whole answer. `timeout_s` bounds it as a whole. Errors as in `AsyncHttpClient.request`."""
+        bound = WholeCall(self.timeouts.call if timeout_s is None else timeout_s)
+        with self._open(method, name, body, params, headers, bound) as stream:
             content = stream.whole()
         fail_after(stream.operation)
         return checked(stream.operation, stream.response, content)
@@ -319,7 +321,7 @@ class HttpClient(ClientBase):
         silence_s: float | None = None,
     ) -> Generator["Stream"]:
         """An answer that is read piece by piece, each awaited for at most `silence_s` (None: no bound; `interrupt` ends it)."""
-        with self._open(method, name, body, params, headers, silence_s) as stream:
+        with self._open(method, name, body, params, headers, Silence(silence_s)) as stream:
             if stream.status >= 400:
                 checked(stream.operation, stream.response, stream.whole())
             fail_after(stream.operation)
@@ -333,7 +335,7 @@ class HttpClient(ClientBase):
         body: Body,
         params: Params | None,
         headers: Headers | None,
-        read_s: float | None,
+        bound: Bound,
     ) -> Generator["Stream"]:
         """One call up to the head of its answer. Afterwards its connection is kept if that was read to its end, else closed."""
         operation, departure = operation_name(method, name), Departure()
@@ -341,22 +343,23 @@ class HttpClient(ClientBase):
         fail_before(operation)
         with transport_failures(operation, departure, self._interrupt_seen):
             data = self.whole_request(method, name, body, params, headers)
-            connection = self._take(operation)
+            connection = self._take(operation, bound)
         response = Response()
         try:
             with transport_failures(operation, departure, self._interrupt_seen):
                 departure.sent = True
-                connection.send(data, self.timeouts.read)
+                connection.send(data, bound.at_most(self.timeouts.read, "WriteTimeout"))
                 while not response.head_complete:
-                    connection.receive(response, read_s)
-            yield Stream(operation, connection, response, read_s, self._interrupt_seen)
+                    connection.receive(response, bound)
+            yield Stream(operation, connection, response, bound, self._interrupt_seen)
         finally:
             self._put(connection, reusable=response.complete and response.keep_alive and not response.buffered)
 
-    def _take(self, operation: str) -> BlockingConnection:
+    def _take(self, operation: str, bound: Bound) -> BlockingConnection:
         connection = self._take_idle()
         if connection is None:
-            connection = BlockingConnection.open(self.address, self.timeouts.connect)
+            connect_s = bound.at_most(self.timeouts.connect, "ConnectTimeout")
+            connection = BlockingConnection.open(self.address, connect_s)
         with self._lock:
             self._used.add(connection)
             interrupted = self._interrupted
@@ -396,14 +399,14 @@ class Stream:
         operation: str,
         connection: BlockingConnection,
         response: Response,
-        silence_s: float | None,
+        bound: Bound,
         interrupted: Callable[[], bool],
     ) -> None:
         self.operation = operation
         self.response = response
         self.status = response.status
         self._connection = connection
-        self._silence_s = silence_s
+        self._bound = bound
         self._interrupted = interrupted
 
     @property
@@ -434,7 +437,7 @@ class Stream:
             while not self.response.buffered:
                 if self.response.complete:
                     return None
-                self._connection.receive(self.response, self._silence_s)
+                self._connection.receive(self.response, self._bound)
         return self.response.take()
 
 

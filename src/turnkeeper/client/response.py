@@ -13,13 +13,15 @@ import httptools
 
 Pairs = list[tuple[bytes, bytes]]
 
+TOTAL_TIMEOUT: Final = "TotalTimeout"
+"""The time of a call as a whole was over: nothing had come, or not all of it."""
 HEAD_BYTES_MAX: Final = 64 << 10
 _FORBIDDEN: Final = ("\r", "\n", "\0")
 
 
 class TransportError(Exception):
     """No whole answer. `kind` names how, as it is logged (E-01): ConnectError, ConnectTimeout, WriteError, ReadError,
-    ReadTimeout, RemoteProtocolError or LocalProtocolError."""
+    ReadTimeout, TotalTimeout, RemoteProtocolError or LocalProtocolError."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)

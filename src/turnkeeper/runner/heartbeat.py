@@ -3,7 +3,8 @@
 It depends on nothing that the agent does. Each renewal leaves by the schedule of `domain.lease`; a failed one is
 repeated after the retry delay while the lease can still be valid; a refusal ends it. The end of the lease is not its
 business: the watchdog enforces that, also while a request of this thread hangs (L-07). It also bounds each request as a
-whole, which the timeouts of the transport do not, so that a peer that trickles does not stop the schedule.
+whole, by the clock of the schedule, so that nothing that the client waits for can stop that: the client's own bound on a
+whole call begins when the request does, and the name service has none.
 """
 
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnkeeper.client.control import JobControl
-from turnkeeper.client.http import CallError, ClientError, ConnectionFailed
+from turnkeeper.client.http import TOTAL_TIMEOUT, CallError, ClientError, ConnectionFailed
 from turnkeeper.domain.lease import may_send, next_heartbeat_at
 from turnkeeper.kit.clock import Clock
 from turnkeeper.kit.log import Logger
@@ -19,7 +20,6 @@ from turnkeeper.runner.lease import Lease, verdict_of
 from turnkeeper.runner.watchdog import Watchdog
 from turnkeeper.wire.worker import HeartbeatAnswer
 
-TIMED_OUT = "TotalTimeout"
 """What an outage is called where a request had no whole answer after its time, though every part of it may have been in time."""
 
 
@@ -122,7 +122,7 @@ class Heartbeats:
             return control.heartbeat(timeout_s)
         except ConnectionFailed as error:
             if alarm.rang and error.kind == "Interrupted" and self._lease.verdict is None and not self._stopping:
-                raise ConnectionFailed(error.operation, TIMED_OUT, sent=error.sent) from error
+                raise ConnectionFailed(error.operation, TOTAL_TIMEOUT, sent=error.sent) from error
             raise
         finally:
             alarm.cancel()
