@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.behaviours import Answers, Behaviour, Cuts, Hangs, Late, Refuses
+from runner.behaviours import Answers, Behaviour, Calls, Cuts, Hangs, Late, Refuses
 from runner.driving import FAST
 from runner.hosting import RunningHost, pause, running_host, until
 from runner.peers import HOST_TOKEN, Peers, stay_silent
@@ -373,6 +373,47 @@ def test_a_host_whose_children_cannot_start_stops_claiming_and_says_why(peers: P
             peers.add_claim()
         peers.wait_for("finish")
         assert host.log_count("child_launch_failed") >= 1
+
+
+def test_a_host_that_cannot_write_its_records_stops_claiming_and_says_why(peers: Peers, tmp_path: Path) -> None:
+    """Proves: H-06. A file lies where the records belong: no claim is burnt, and the turn is taken when it is gone."""
+    with running_host(peers, tmp_path) as host:
+        peers.wait_for("work")
+        children = tmp_path / "host" / "host-1" / "children"
+        children.rmdir()
+        children.write_text("in the way")
+        peers.add_claim()
+        beat = until(lambda: [c for c in peers.of("hosts") if c.body["state"] == "backing_off"], "it backs off")[0]
+        assert beat.body["launch_error"] == f"the records of children cannot be written in {children}: Not a directory"
+        pause(1.5)
+        assert peers.of("claim") == peers.of("release") == []
+        children.unlink()  # and the directory is made anew
+        until(lambda: peers.of("hosts")[-1].body["state"] == "ready", "it works again", 20)
+        assert peers.of("hosts")[-1].body["launch_error"] is None
+        peers.wait_for("finish")
+        assert peers.of("release") == []
+        assert host.log_count("child_record_failed") >= 1
+
+
+def test_records_that_cannot_be_written_after_the_claim_give_it_back_once(peers: Peers, tmp_path: Path) -> None:
+    """Proves: H-06, H-02. With proof that it was never handed over; the host that knows now claims nothing more."""
+    children = tmp_path / "host" / "host-1" / "children"
+
+    def block() -> None:
+        children.rmdir()
+        children.write_text("in the way")
+
+    peers.on["claim"].append(Calls(block))
+    peers.add_claim()
+    with running_host(peers, tmp_path):
+        assert peers.wait_for("release").body["why"] == "not_delivered"
+        peers.add_claim()
+        beat = until(lambda: [c for c in peers.of("hosts") if c.body["state"] == "backing_off"], "it backs off")[0]
+        assert "cannot be written" in beat.body["launch_error"]
+        pause(1.5)
+        assert len(peers.of("claim")) == len(peers.of("release")) == 1
+        children.unlink()
+        peers.wait_for("finish")
 
 
 def test_a_superseded_incarnation_stops_claiming_and_leaves(peers: Peers, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from turnkeeper.kit.log import Logger
 from turnkeeper.runner.calls import is_tried_again
 from turnkeeper.runner.heartbeat import exception_name
 from turnkeeper.runner.nursery import Nursery
+from turnkeeper.runner.recording import Recording
 from turnkeeper.runner.settings import HostSettings
 from turnkeeper.wire.worker import Claim, ClaimAnswer, ClaimRequest
 
@@ -52,6 +53,7 @@ class Claims:
         control: HostControl,
         incarnation: str,
         nursery: Nursery,
+        recording: Recording,
         clock: Clock,
         log: Logger,
         *,
@@ -63,6 +65,7 @@ class Claims:
         self._control = control
         self._incarnation = incarnation
         self._nursery = nursery
+        self._recording = recording
         self._clock = clock
         self._log = log
         self._rooms = rooms
@@ -80,8 +83,12 @@ class Claims:
         while not self._draining.is_set():
             if not await self._or_draining(self._nursery.wait_works()):
                 continue
+            if not self._recording.works():
+                await self._pause(self._recording.pause_s())
+                continue
             asked_at = self._clock.monotonic()
-            if not await self._wait_for_work():
+            # Looked at again after the wait, which may have been long: nothing is claimed that cannot be carried out.
+            if not await self._wait_for_work() or not self._recording.works():
                 continue
             if self._clock.monotonic() - asked_at > _QUIET_S:
                 in_vain = 0  # what was in vain before is over, and the next turn must not wait for it

@@ -29,6 +29,7 @@ from turnkeeper.runner.handover import HandedTurn
 from turnkeeper.runner.heartbeat import exception_name
 from turnkeeper.runner.launch import Accepted, Child, NotTaken, Unproven
 from turnkeeper.runner.nursery import Nursery
+from turnkeeper.runner.recording import Recording
 from turnkeeper.runner.records import ChildRecord, ChildRecords
 from turnkeeper.runner.settings import HostSettings
 from turnkeeper.runner.worker import EXIT_DONE
@@ -77,11 +78,13 @@ class Host:
         self._drain = asyncio.Event()
         self._leave = asyncio.Event()
         self._nursery = Nursery(settings, clock, self._log, self._news.set)
+        self._recording = Recording(self._records, self._log, self._news.set)
         self._claims = Claims(
             settings,
             self._control,
             self.incarnation,
             self._nursery,
+            self._recording,
             clock,
             self._log,
             rooms=self.rooms,
@@ -199,7 +202,7 @@ class Host:
                 await self._release(claim, "not_created", type(error).__name__)
                 return
             try:
-                self._records.write(ChildRecord.of(child.process, claim, self.incarnation))
+                self._recording.write(ChildRecord.of(child.process, claim, self.incarnation))
             except Exception as error:  # a full disk, or a defect: the child was told nothing, which is proof enough
                 child.dismiss()
                 await self._release(claim, "not_delivered", type(error).__name__)
@@ -288,7 +291,7 @@ class Host:
     async def _beat_once(self, timeout_s: float) -> float | None:
         """One heartbeat. Returns when the next is wanted, in seconds; None: it was not answered."""
         reported = tuple(self._gone.values())[:_GONE_MAX]
-        error = self._nursery.launch_error
+        error = self._nursery.launch_error or self._recording.error
         beat = HostHeartbeat(
             incarnation=self.incarnation,
             version=turnkeeper.__version__,

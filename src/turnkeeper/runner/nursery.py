@@ -21,7 +21,7 @@ REFILL_DELAY_S: Final = 0.25
 LOOK_S: Final = 10.0
 END_S: Final = 2.0
 BACKOFF_STEPS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-_JITTER: Final = (0.8, 1.2)
+BACKOFF_JITTER: Final = (0.8, 1.2)
 
 
 class Nursery:
@@ -165,7 +165,7 @@ class Nursery:
 
     def _pause_s(self) -> float:
         step = BACKOFF_STEPS_S[min(self._failures, len(BACKOFF_STEPS_S)) - 1]
-        return step * jitter(*_JITTER)
+        return step * jitter(*BACKOFF_JITTER)
 
     def _note_failure(self, why: str) -> None:
         self._failures += 1

@@ -24,6 +24,7 @@ from turnkeeper.wire.host import GoneChild
 from turnkeeper.wire.worker import Claim
 
 _RECORD_BYTES_MAX = 64 << 10
+_RECORD_BYTES_USUAL = 512
 
 
 class ChildRecord(Answer):
@@ -84,12 +85,12 @@ class ChildRecords:
 
     def __init__(self, state: Path) -> None:
         self._state = state
-        self._directory = state / "children"
+        self.directory = state / "children"
 
     def open(self) -> StateLock:
         """Make the directory and take its lock; `SettingRefused` where that cannot be done or another host has it."""
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(self._state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise SettingRefused(
@@ -107,21 +108,38 @@ class ChildRecords:
     def write(self, record: ChildRecord) -> None:
         """Remember a child. Replaced in one step, so that a reader never finds half a record."""
         failpoint.before(Point.EFFECT_CHILD_RECORD)
-        path = self._path(record.attempt)
-        temporary = path.with_suffix(".new")
-        temporary.write_bytes(record.model_dump_json().encode())
-        temporary.replace(path)
+        self._put(self._path(record.attempt), record.model_dump_json().encode())
         failpoint.after(Point.EFFECT_CHILD_RECORD)
 
+    def check(self) -> None:
+        """Whether a record could be written now: one of usual size is, and removed. A directory that is gone is made anew.
+
+        `OSError` where that cannot be done.
+        """
+        path = self.directory / "check"
+        try:
+            self._put(path, bytes(_RECORD_BYTES_USUAL))
+        except FileNotFoundError:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._put(path, bytes(_RECORD_BYTES_USUAL))
+        path.unlink(missing_ok=True)
+
     def remove(self, attempt: str) -> None:
-        """Forget a child whose end is known where it has to be."""
-        with contextlib.suppress(FileNotFoundError):
-            self._path(attempt).unlink()
+        """Forget a child whose end is known where it has to be. One that cannot be is reported gone once more, which is heard
+        as often as it is said."""
+        try:
+            self._path(attempt).unlink(missing_ok=True)
+        except NotADirectoryError:
+            return  # somebody has put a file in the directory's place: there are no records
+        except OSError as error:
+            get_logger("runner.host").warning(
+                "child_record_not_removed", attempt=attempt, exception=type(error).__name__
+            )
 
     def read_all(self) -> list[ChildRecord]:
         """Every record. One that cannot be read is logged and removed: its attempt is left to the lease."""
         records: list[ChildRecord] = []
-        for path in sorted(self._directory.glob("*.json")):
+        for path in sorted(self.directory.glob("*.json")):
             try:
                 records.append(ChildRecord.model_validate_json(read_bounded(path, _RECORD_BYTES_MAX)))
             except (ValidationError, NotRegularError, TooLargeError):
@@ -129,5 +147,15 @@ class ChildRecords:
                 path.unlink(missing_ok=True)
         return records
 
+    def _put(self, path: Path, content: bytes) -> None:
+        temporary = path.with_suffix(".new")
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)  # on a full disk it would hold a little of what is missing
+            raise
+
     def _path(self, attempt: str) -> Path:
-        return self._directory / f"{attempt}.json"
+        return self.directory / f"{attempt}.json"
