@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from crash.drill import LOOK_S, Cell, Drill, failing, ready
+from crash.drill import LOOK_S, PAUSE_S, Cell, Drill, failing, ready
 from turnkeeper.kit.failpoint import Mode, Phase, Point
 from turnkeeper.kit.procs import kill
 
@@ -33,6 +33,13 @@ def long_turn(drill: Drill) -> Iterator[None]:
     """A turn over several lease periods: renewals, marks and feeds."""
     yield
     drill.wait_ended(drill.submit(drill.conversation(), "/sleep 9"))
+
+
+def longer_than_a_lease(drill: Drill) -> Iterator[None]:
+    """A turn that outlives its first lease by renewals: the reaper looks at it, and is to look again later."""
+    thread = drill.conversation()
+    yield
+    drill.wait_ended(drill.submit(thread, f"/sleep {PAUSE_S + 1:g}"))
 
 
 def queue(drill: Drill) -> Iterator[None]:
@@ -170,7 +177,7 @@ def _signal_child(drill: Drill, run_id: str, number: signal.Signals) -> None:
 SCENARIOS: Mapping[str, Scenario] = {
     one.__name__: one
     for one in (
-        first_turn, next_turn, long_turn, queue, reload, setup_fails, cancelled, closed, closed_unused, ephemeral,
+        first_turn, next_turn, long_turn, longer_than_a_lease, queue, reload, setup_fails, cancelled, closed, closed_unused, ephemeral,
         worker_dies, worker_stands_still, setup_dies, given_back, owner_is_full, nobody_claims,
     )
 }  # fmt: skip
@@ -211,6 +218,7 @@ POINTS: Mapping[str, tuple[Point, ...]] = {
         Point.COMMIT_RENEW, Point.COMMIT_HOST_HEARTBEAT, Point.CALL_HEARTBEAT, Point.CALL_SIGNALS, Point.CALL_MARK,
         Point.CALL_FEED,
     ),
+    "longer_than_a_lease": (Point.COMMIT_REAP_LATER,),
     "queue": (Point.COMMIT_SUBMIT, Point.COMMIT_CLAIM, Point.COMMIT_FINISH, Point.EFFECT_SIGNAL),
     "reload": (Point.EFFECT_END, Point.EFFECT_CREATE, Point.EFFECT_LAUNCH, Point.EFFECT_AGENT_START, Point.EFFECT_SESSION),
     "setup_fails": (Point.COMMIT_ABANDON, Point.CALL_SETUP, Point.CALL_STOP, Point.CALL_ABANDON, Point.CALL_FINISH),

@@ -68,7 +68,11 @@ async def everything(driver: Driver, clock: DatabaseClock) -> None:
         turn = await driver.up_to("admitted", lost)
         await driver.submit(lost)
         if end == "reap":
+            clock.offset(60)
+            await heartbeat(s, turn.worker, Heartbeat(lease_generation=turn.lease))
             clock.offset(123)
+            assert await reap.look_later(s)
+            clock.offset(60 + 123)
             await driver.heartbeat()
             assert await reap.reap(s) == 1
         else:

@@ -1,10 +1,11 @@
 """The reaper: settles what nobody renews, by the stored facts, and nothing else."""
 
 import asyncio
+from datetime import datetime
 
 import pytest
 
-from harness.postgres import DatabaseClock
+from harness.postgres import DatabaseClock, Sessions
 from services.driver import HOST, Driver, Turn, wanted
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.services import hosts, reap
@@ -16,7 +17,7 @@ from turnkeeper.services.renew import heartbeat
 from turnkeeper.services.settle import settle
 from turnkeeper.wire.host import GoneChild, HostHeartbeat
 from turnkeeper.wire.public import Run
-from turnkeeper.wire.worker import Finish, FinishAnswer, Heartbeat, HeartbeatAnswer, Prepare
+from turnkeeper.wire.worker import ExecutionSpec, Finish, FinishAnswer, Heartbeat, HeartbeatAnswer, Prepare
 
 
 async def test_only_what_expired_two_seconds_ago_is_reaped(driver: Driver, database_clock: DatabaseClock) -> None:
@@ -217,3 +218,55 @@ async def test_stale_reports_of_gone_children_change_nothing(driver: Driver) -> 
     assert wanted(await heartbeat(driver.s, turn.worker, Heartbeat(lease_generation=turn.lease)), HeartbeatAnswer)
     request = Finish(lease_generation=turn.lease, status="failed")
     assert isinstance(await finish(driver.s, turn.worker, request), FinishAnswer)
+
+
+async def test_renewals_touch_no_index_and_the_reaper_follows(driver: Driver, database_clock: DatabaseClock) -> None:
+    """Proves: L-11. What is renewed is looked at when its new end has come, and a renewal is a heap-only update."""
+    turn = await driver.up_to("claimed")
+    wanted(await prepare(driver.s, turn.worker, Prepare(lease_generation=turn.lease, worker="host/1/1")), ExecutionSpec)
+    first_end = (await driver.attempt(turn))["lease_expires_at"]
+    for seconds in (30, 60, 90, 119):
+        database_clock.offset(seconds)
+        wanted(await heartbeat(driver.s, turn.worker, Heartbeat(lease_generation=turn.lease)), HeartbeatAnswer)
+        assert await _looks_at(driver, turn) == first_end
+    database_clock.offset(123)
+    assert await reap.look_later(driver.s)
+    assert await reap.reap(driver.s) == 0
+    assert await _looks_at(driver, turn) == (await driver.attempt(turn))["lease_expires_at"] > first_end
+    indexed = await driver.rows("SELECT indexdef FROM pg_indexes WHERE tablename = 'attempts'")
+    assert indexed
+    assert not [
+        row for row in indexed if "lease_expires_at" in row["indexdef"] or "last_heartbeat_at" in row["indexdef"]
+    ]
+    database_clock.offset(119 + 123)
+    assert await reap.reap(driver.s) == 1
+
+
+async def test_a_lease_that_is_cut_short_by_hand_is_looked_at_in_time(driver: Driver) -> None:
+    """Proves: L-11. Whoever lowers the end of a lease, the moment of the look is lowered with it."""
+    turn = await driver.up_to("claimed")
+    await driver.value(
+        "UPDATE attempts SET lease_expires_at = tk_now() - interval '1 minute' WHERE id = %s RETURNING 1",
+        turn.claim.attempt,
+    )
+    assert await reap.seconds_to_wait(driver.s) == 0
+    assert await reap.reap(driver.s) == 1
+
+
+async def test_a_locked_attempt_is_looked_at_by_the_next_round(
+    driver: Driver, sessions: Sessions, database_clock: DatabaseClock
+) -> None:
+    """What somebody holds holds up no round, and no round turns in circles for it."""
+    turn = await driver.up_to("claimed")
+    database_clock.offset(60)
+    wanted(await heartbeat(driver.s, turn.worker, Heartbeat(lease_generation=turn.lease)), HeartbeatAnswer)
+    database_clock.offset(123)
+    holder = await sessions.open()
+    await holder.execute("SELECT 1 FROM attempts WHERE id = %s FOR NO KEY UPDATE", (turn.claim.attempt,))
+    assert not await reap.look_later(driver.s)
+    await holder.rollback()
+    assert await reap.look_later(driver.s)
+
+
+async def _looks_at(driver: Driver, turn: Turn) -> datetime:
+    return await driver.value("SELECT reaper_looks_at FROM attempts WHERE id = %s", turn.claim.attempt)

@@ -105,6 +105,7 @@ async def test_a_lease_across_a_change_of_local_time_has_its_length(
     database_clock.stand_at(ends + timedelta(seconds=1.9))
     assert isinstance(await heartbeat(driver.s, turn.worker, Heartbeat(lease_generation=turn.lease)), Refused)
     assert await reap.reap(driver.s) == 0
+    assert await reap.look_later(driver.s)
     assert await reap.seconds_to_wait(driver.s) == pytest.approx(0.1, abs=0.01)
     database_clock.stand_at(ends + timedelta(seconds=2))
     assert await reap.reap(driver.s) == 1

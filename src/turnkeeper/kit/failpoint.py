@@ -55,6 +55,7 @@ class Point(StrEnum):
     COMMIT_FINISH = "commit.finish"
     COMMIT_DISPATCH = "commit.dispatch"
     COMMIT_REAP = "commit.reap"
+    COMMIT_REAP_LATER = "commit.reap.later"
     COMMIT_HOST_GONE = "commit.host.gone"
     COMMIT_VERDICT = "commit.verdict"
     COMMIT_CLEANUP_LOOK = "commit.cleanup.look"

@@ -2,6 +2,9 @@
 
 It looks when the next lease may have ended and not every second. A lease that is granted while it waits is longer than
 interval + timeout (L-09), so a wait of at most that misses none.
+
+When it looks at an attempt is a moment of its own, never later than the lease's end: a renewal moves only that end, which
+is in no index, and whoever was renewed is looked at again when the new end has come.
 """
 
 from turnkeeper.domain.errors import InvariantViolation
@@ -13,10 +16,12 @@ from turnkeeper.services.decide import Move, Word
 from turnkeeper.services.loop import run_loop
 from turnkeeper.services.verdict import give_verdict
 from turnkeeper.store import attempts, runs
-from turnkeeper.store.attempts import ExpiredAttempt
+from turnkeeper.store.attempts import AttemptId, ExpiredAttempt
+from turnkeeper.store.locks import lock_attempts_skipping
 from turnkeeper.store.tx import Tx
 
 _BATCH = 100
+_LOOKS_MAX = 1000
 _UNSETTLED_WAIT_S = 2.0
 _log = get_logger("services.reap")
 
@@ -39,17 +44,38 @@ async def run(s: Services, stop: StopSignal) -> None:
 async def seconds_to_wait(s: Services) -> float:
     """How long nothing can have to be reaped."""
     longest = s.timing.lease_ttl_floor_s
-    next_end = await s.db.read("reap.next", attempts.seconds_to_next_expiry)
-    return longest if next_end is None else min(longest, max(0.0, next_end + s.timing.reap_grace_s))
+    next_look = await s.db.read("reap.next", attempts.seconds_to_next_look)
+    return longest if next_look is None else min(longest, max(0.0, next_look + s.timing.reap_grace_s))
 
 
 async def _round(s: Services) -> bool:
     """Settle all that can be; False: something was found that could not be, and is tried again later."""
+    moved_all = await look_later(s)
     while True:
         settled = await reap(s)
         if settled < _BATCH:
             left = await s.db.read("reap.left", lambda r: attempts.expired(r, grace_s=s.timing.reap_grace_s, limit=1))
-            return not left or settled > 0
+            return moved_all and (not left or settled > 0)
+
+
+async def look_later(s: Services, limit: int = _LOOKS_MAX) -> bool:
+    """Have attempts that were renewed since the reaper decided when to look at them be looked at when their lease ends.
+
+    False: some are locked by somebody, and are left for the next round.
+    """
+    while True:
+        found = await s.db.read("reap.renewed", lambda r: attempts.renewed_since_look(r, limit))
+        if not found:
+            return True
+
+        async def work(tx: Tx, found: list[str] = found) -> int:
+            locked = await lock_attempts_skipping(tx, found, AttemptId)
+            return await attempts.look_later(tx, [row.id for row in locked])
+
+        if await s.db.run("reap.later", work) < len(found):
+            return False
+        if len(found) < limit:
+            return True
 
 
 async def reap(s: Services, limit: int = _BATCH) -> int:

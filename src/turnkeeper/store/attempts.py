@@ -237,20 +237,41 @@ async def lower_deadline(tx: Tx, attempt_id: str, *, seconds: float) -> int:
 
 
 async def expired(reader: Reader, *, grace_s: float, limit: int) -> list[ExpiredAttempt]:
-    """Open attempts whose lease ended at least `grace_s` ago, the longest first."""
+    """Open attempts whose lease ended at least `grace_s` ago, the longest first as far as the reaper has looked."""
     return await reader.fetch_all(
-        "SELECT id, run_id, lease_generation FROM attempts WHERE ended_at IS NULL "
-        "AND lease_expires_at <= tk_now() - make_interval(secs => %s) ORDER BY lease_expires_at LIMIT %s",
+        "SELECT id, run_id, lease_generation FROM attempts, (SELECT tk_now() - make_interval(secs => %s) AS at) t "
+        "WHERE ended_at IS NULL AND reaper_looks_at <= t.at AND lease_expires_at <= t.at ORDER BY reaper_looks_at LIMIT %s",
         (grace_s, limit),
         as_=ExpiredAttempt,
     )
 
 
-async def seconds_to_next_expiry(reader: Reader) -> float | None:
-    """How long until the next lease ends, by the database's clock; negative if it has. None: there is no open attempt."""
+async def renewed_since_look(reader: Reader, limit: int) -> list[str]:
+    """Open attempts that the reaper is to look at, and whose lease was renewed since it decided so."""
+    rows = await reader.fetch_all(
+        "SELECT id FROM attempts WHERE ended_at IS NULL AND reaper_looks_at <= tk_now() "
+        "AND lease_expires_at > reaper_looks_at ORDER BY reaper_looks_at LIMIT %s",
+        (limit,),
+    )
+    return [row["id"] for row in rows]
+
+
+async def look_later(tx: Tx, attempt_ids: Sequence[str]) -> int:
+    """Have the reaper look at these attempts when their lease ends; they must be locked. How many these were.
+
+    Renewals leave that moment alone, so that they touch no index.
+    """
+    return await tx.execute(
+        "UPDATE attempts SET reaper_looks_at = lease_expires_at WHERE id = ANY(%s::uuid[]) AND ended_at IS NULL",
+        (list(attempt_ids),),
+    )
+
+
+async def seconds_to_next_look(reader: Reader) -> float | None:
+    """How long until a lease may have ended, by the database's clock; negative if it may. None: there is no open attempt."""
     return await reader.fetch_value(
-        "SELECT extract(epoch FROM lease_expires_at - tk_now())::float8 FROM attempts WHERE ended_at IS NULL "
-        "ORDER BY lease_expires_at LIMIT 1"
+        "SELECT extract(epoch FROM reaper_looks_at - tk_now())::float8 FROM attempts WHERE ended_at IS NULL "
+        "ORDER BY reaper_looks_at LIMIT 1"
     )
 
 
