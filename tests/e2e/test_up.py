@@ -1,5 +1,6 @@
 """`turnkeeper up` as a user has it: what it refuses to start on, and what is there again after it was killed."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from e2e.harness import GRACE_S, HELD, LEASE_S, ROUND_S, SHORT_LEASE, Product, w
 from harness.postgres import embedded_at, private_directory, throw_away
 from harness.signals import NOHUP, ignored_by, starting_with
 from turnkeeper.kit.procs import descendants, is_alive, kill
+from turnkeeper.kit.sockets import bind_unix
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -281,6 +283,42 @@ def test_after_a_clean_stop_the_next_start_finds_everything(product: Product) ->
     done = product.completed(thread, "again")
     assert "turn 2, remembering 1 earlier turns" in done.text
     assert done.of_session() == "continued"
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+def test_the_socket_of_the_provisioner_is_made_again(product: Product, *, replaced: bool) -> None:
+    """Turns go on in the same sandbox with the same agent, although somebody has cleaned up in the data directory."""
+    agent = product.agent("socket")
+    thread = product.conversation(agent, f"socket-{replaced}")
+    product.completed(thread, "/say one")
+    sandbox, agents = product.sandboxes()[thread], product.agents_running(thread)
+    path = product.data.provisioner_socket
+    before, provisioner = path.stat().st_ino, product.process("provisioner")
+    if replaced:
+        with contextlib.closing(bind_unix(path.with_suffix(".other"))):
+            path.with_suffix(".other").rename(path)
+    else:
+        path.unlink()
+    wait_for(lambda: path.exists() and path.stat().st_ino != before and not is_alive(provisioner), "it is made again")
+    assert path.stat().st_mode & 0o777 == 0o600
+    done = product.completed(thread, "again")
+    assert "turn 2, remembering 1 earlier turns" in done.text
+    assert (product.sandboxes()[thread], product.agents_running(thread)) == (sandbox, agents)
+
+
+def test_a_socket_that_something_else_lies_in_place_of_is_made_when_that_is_gone(product: Product) -> None:
+    """Nothing that is not ours is removed; `up` says so once, and runs on."""
+    path = product.data.provisioner_socket
+    path.unlink()
+    path.write_text("not ours")
+    log = product.data.logs / "up.log"
+    wait_for(lambda: "socket_not_made_again" in log.read_text(), "it is told")
+    assert path.read_text() == "not ours"
+    path.unlink()
+    wait_for(path.is_socket, "it is made again")
+    assert (
+        product.completed(product.conversation(product.agent("after"), "after"), "/say there").run.status == "completed"
+    )
 
 
 def test_a_conversation_whose_sandbox_is_gone_goes_on_by_its_journal(product: Product) -> None:

@@ -228,6 +228,24 @@ async def test_a_server_that_waits_for_a_dead_recovery_is_ended(ready: Path) -> 
         await asyncio.to_thread(throw_away, server)
 
 
+async def test_a_server_whose_socket_was_removed_is_ended(ready: Path) -> None:
+    """It lives and can be reached by nobody: started again it can, without waiting for as long as a recovery is given."""
+    server = EmbeddedPostgres(
+        ready / "postgres", ready / "s", ready / "postgres.log", settings=FAST_SETTINGS, look_s=0.1, silent_s=1000
+    )
+    url = await server.start()
+    try:
+        postmaster = server.postmaster
+        assert postmaster is not None
+        (ready / "s" / ".s.PGSQL.5432").unlink()
+        await asyncio.wait_for(server.wait_ended(), 40)
+        assert not is_alive(postmaster)
+        assert await server.start() == url
+        assert run(url, "SELECT 1") == [(1,)]
+    finally:
+        await asyncio.to_thread(throw_away, server)
+
+
 def _kill_recovery(postmaster: ProcessId) -> None:
     """Kill the process that recovers, if it is seen within 2 s."""
     end = time.monotonic() + 2

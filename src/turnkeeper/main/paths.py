@@ -107,6 +107,10 @@ class DataDirectory:
             )
         self._require_parts()
 
+    def make_run(self) -> None:
+        """Make the directory of sockets again, where somebody has removed it. `OSError`."""
+        self.run.mkdir(mode=0o700, exist_ok=True)
+
     def _require_parts(self) -> None:
         """A part that is something else or out of reach is named now: later it is a traceback, and a FIFO a wait for ever."""
         written = [self.logs / f"{name}.log" for name in ("up", "control", "provisioner", "host", "postgres")]

@@ -81,11 +81,18 @@ class ManagedProcess:
     async def stop(self) -> None:
         """SIGTERM, and after `stop_s` SIGKILL. May be called twice; a second call does not wait."""
         hurry, self._stopping = self._stopping, True
+        await self._end(signal.SIGKILL if hurry else signal.SIGTERM)
+
+    async def restart(self) -> None:
+        """End it, so that `run` starts it again."""
+        await self._end(signal.SIGTERM)
+
+    async def _end(self, number: signal.Signals) -> None:
         process = self._process
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGKILL if hurry else signal.SIGTERM)
+            process.send_signal(number)
         try:
             async with asyncio.timeout(self.stop_s):
                 await process.wait()

@@ -1,7 +1,10 @@
 """Listening sockets, bound before anything else is started."""
 
 import errno
+import os
 import socket
+from pathlib import Path
+from typing import Self
 
 from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.kit.sockets import bind_unix
@@ -38,3 +41,49 @@ def bind(address: ListenAddress, setting: str, host_setting: str | None = None) 
             f"{blamed}: cannot listen on {address.host}:{address.port} ({why}); choose another"
         ) from error
     return sock
+
+
+class KeptListener:
+    """A Unix socket that is listened on, and made anew where its name was taken away: nobody would reach it any more.
+
+    `descriptor` stays the same number over that. Processes that were given it before hold the old socket until they are
+    started again.
+    """
+
+    def __init__(self, path: Path, setting: str) -> None:
+        """`SettingRefused` where nothing can be made there."""
+        self.path = path
+        self._setting = setting
+        self._sock = bind(ListenAddress(socket_path=path), setting)
+        self._made = _identity(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
+
+    @property
+    def descriptor(self) -> int:
+        """The listening socket, for processes that inherit it."""
+        return self._sock.fileno()
+
+    def is_there(self) -> bool:
+        """Whether the name still leads to it. `OSError` where that cannot be told."""
+        try:
+            return _identity(self.path) == self._made
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def renew(self) -> None:
+        """Listen at the name again. `SettingRefused` where something else is in its place; a stale socket is replaced."""
+        with bind(ListenAddress(socket_path=self.path), self._setting) as sock:
+            made = _identity(self.path)
+            os.dup2(sock.fileno(), self._sock.fileno(), inheritable=False)
+        self._made = made
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Which file it is. The number of a removed socket is given to no other file for as long as somebody listens on it."""
+    found = path.lstat()
+    return found.st_dev, found.st_ino

@@ -34,7 +34,7 @@ from turnkeeper.main.paths import DataDirectory, default_data_directory
 from turnkeeper.main.preflight import require_settings
 from turnkeeper.main.processes import ManagedProcess, last_said
 from turnkeeper.main.reach import allowed_hosts, is_loopback, own_url
-from turnkeeper.main.sockets import bind
+from turnkeeper.main.sockets import KeptListener, bind
 from turnkeeper.main.teardown import end_sandboxes
 from turnkeeper.provisioner.backends.local.bubblewrap import IsolationUnavailableError, check_private
 from turnkeeper.store.embedded import EmbeddedPostgres
@@ -46,6 +46,7 @@ HOST_STOP_S = 75.0
 HOST_NAME = "local"
 LINK_PATH = "/login"
 DATABASE_PAUSE_S = 2.0
+SOCKET_LOOK_S = 2.0
 # A process that has ended so often before all were ready will not become well by a further start.
 GIVEN_UP_AFTER = 3
 # Settings of the control plane that somebody may give to `up`.
@@ -190,13 +191,13 @@ class _Up:
         address = ListenAddress(host=self.settings.address, port=self.settings.port)
         with (
             bind(address, "--port", "--host") as control_socket,
-            bind(ListenAddress(socket_path=self.data.provisioner_socket), "provisioner.sock") as provisioner_socket,
+            KeptListener(self.data.provisioner_socket, "provisioner.sock") as provisioner_socket,
         ):
             url = own_url(self.settings.address, control_socket.getsockname()[1])
             async with self._database() as dsn:
                 made = await self._bootstrap(dsn)
                 processes = self._processes(dsn, url, control_socket, provisioner_socket)
-                return await self._supervise(processes, url, made, on_ready)
+                return await self._supervise(processes, url, made, on_ready, provisioner_socket)
 
     @contextlib.asynccontextmanager
     async def _database(self) -> AsyncGenerator[str]:
@@ -227,6 +228,26 @@ class _Up:
                 log.warning("postgres_not_started", why=os.strerror(error.errno or 0))
                 await system_clock.sleep(DATABASE_PAUSE_S)
 
+    async def _keep_socket(self, listener: KeptListener, provisioner: ManagedProcess) -> None:
+        """Where the provisioner's socket was removed or replaced nobody reaches it, and every turn fails: it is made again,
+        and the provisioner started again with it. Sandboxes live on; calls that wait meanwhile are kept by the new socket."""
+        why: str | None = None
+        while True:
+            await system_clock.sleep(SOCKET_LOOK_S)  # one stat(2) each time
+            try:
+                if listener.is_there():
+                    why = None
+                    continue
+                self.data.make_run()
+                listener.renew()
+            except (SettingRefused, OSError) as error:
+                if why is None:  # it is looked at again: once is enough
+                    why = str(error)
+                    log.warning("socket_not_made_again", path=str(listener.path), why=why)
+                continue
+            log.warning("socket_made_again", path=str(listener.path))
+            await provisioner.restart()
+
     async def _bootstrap(self, dsn: str) -> dict[str, str]:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -249,7 +270,7 @@ class _Up:
         return json.loads(out)
 
     def _processes(
-        self, dsn: str, url: str, control_socket: socket.socket, provisioner_socket: socket.socket
+        self, dsn: str, url: str, control_socket: socket.socket, provisioner_socket: KeptListener
     ) -> list[ManagedProcess]:
         """Each process gets its own settings only: the database's address, for one, is the control plane's alone (K-11)."""
         data, given = self.data, self.settings
@@ -280,7 +301,7 @@ class _Up:
         secrets = given.environment.get("TURNKEEPER_SECRETS_FILE")
         provisioner = ManagedProcess(
             "provisioner",
-            ("provisioner", "--listen", f"fd:{provisioner_socket.fileno()}", *unsafe),
+            ("provisioner", "--listen", f"fd:{provisioner_socket.descriptor}", *unsafe),
             {
                 **common,
                 "TURNKEEPER_PROVISIONER_TOKEN_FILE": str(data.provisioner_token),
@@ -288,7 +309,7 @@ class _Up:
                 **({"TURNKEEPER_SECRETS_FILE": secrets} if secrets else {}),
             },
             data.logs / "provisioner.log",
-            (provisioner_socket.fileno(),),
+            (provisioner_socket.descriptor,),
         )
         host = ManagedProcess(
             "host",
@@ -306,9 +327,16 @@ class _Up:
         return [control, provisioner, host]
 
     async def _supervise(
-        self, processes: list[ManagedProcess], url: str, made: dict[str, str], on_ready: OnReady
+        self,
+        processes: list[ManagedProcess],
+        url: str,
+        made: dict[str, str],
+        on_ready: OnReady,
+        provisioner_socket: KeptListener,
     ) -> int:
         tasks = [asyncio.create_task(process.run(), name=process.name) for process in processes]
+        of_socket = self._keep_socket(provisioner_socket, processes[1])
+        tasks.append(asyncio.create_task(of_socket, name=provisioner_socket.path.name))
         keeping = tasks if self._keeping is None else [*tasks, self._keeping]
         try:
             await self._wait_ready(processes, url)

@@ -144,7 +144,7 @@ class EmbeddedPostgres:
     async def wait_ended(self) -> None:
         """Return when the server has ended, for whoever wants to start it again.
 
-        One that lives and serves nobody any more is ended here. `DatabaseUnavailable` where that cannot be done.
+        One that lives and serves nobody any more, or whose socket was removed, is ended here. `DatabaseUnavailable` where that cannot be done.
         """
         silent_since: float | None = None
         look_at = self._clock.monotonic() + self._look_s
@@ -157,10 +157,14 @@ class EmbeddedPostgres:
                 silent_since = None
             elif silent_since is None:
                 silent_since = now
-            elif now - silent_since >= self._silent_s and self._postmaster is not None:
+            elif now - silent_since >= self._patience_s() and self._postmaster is not None:
                 _log.error("postgres_serves_nobody", pid=self._postmaster.pid, silent_s=round(now - silent_since))
                 await asyncio.to_thread(self._end, self._postmaster)
             look_at = self._clock.monotonic() + self._look_s
+
+    def _patience_s(self) -> float:
+        """How long it may be silent. Whose socket was removed will answer nobody, and makes no other while it lives."""
+        return self._silent_s if (self._socket_dir / _SOCKET_NAME).exists() else 0.0
 
     def _may_serve(self) -> bool:
         """Whether it answers, or is on the way to it. After a crash it may recover for long, by a process of its own; should
