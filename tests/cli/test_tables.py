@@ -5,7 +5,10 @@ from importlib import resources
 
 import pytest
 
-from turnkeeper.cli.output import _fitting  # pyright: ignore[reportPrivateUsage] - what decides
+from turnkeeper.cli.output import (
+    _fitting,  # pyright: ignore[reportPrivateUsage] - what decides
+    visible,
+)
 from turnkeeper.cli.toml_text import toml_of
 
 ID = "01a22a51-74c8-7710-b3e3-fd5799050a1a"
@@ -35,3 +38,5 @@ def test_a_definition_as_toml_is_read_as_it_was() -> None:
             assert tomllib.loads(toml_of(definition)) == definition
     odd = {"name": "a", "env": {"A": 'q"\\\n\t\x7f\x01 字'}, "command": [], "setup": [["a", "b"]], "n": 1.5, "f": False}
     assert tomllib.loads(toml_of(odd)) == odd
+    obeyed = {"title": "\x1b[2J\x9b2J\u202egnp\u2066\x85\x7f", "env": {"A\u202e": "\x80"}}
+    assert tomllib.loads(visible(toml_of(obeyed))) == obeyed

@@ -32,6 +32,11 @@ def visible(text: str) -> str:
     return _OBEYED.sub(_sign, text)
 
 
+def escaped(json_text: str) -> str:
+    """JSON (or strings of TOML) in which all that a terminal would carry out is written `\\uXXXX`: the same value."""
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)
+
+
 def _sign(found: re.Match[str]) -> str:
     code = ord(found[0])
     if found[0] == "\r" and found.string[found.end() : found.end() + 1] == "\n":
@@ -49,7 +54,7 @@ def say(text: str = "", *, nl: bool = True, err: bool = False, **style: Any) -> 
 def say_json(value: object) -> None:
     """One JSON value on one line. On a terminal what it would carry out is escaped, which is the same value."""
     text = json.dumps(value, ensure_ascii=False)
-    click.echo(_OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text) if sys.stdout.isatty() else text)
+    click.echo(escaped(text) if sys.stdout.isatty() else text)
 
 
 def print_json(value: "BaseModel | Sequence[BaseModel] | dict[str, Any]") -> None:
@@ -77,7 +82,7 @@ def print_table(
     lines, and then `spare` columns left out, in this order, which is said.
     """
     if not rows:
-        click.echo(empty)
+        say(empty)
         return
     left_out: list[str] = []
     if sys.stdout.isatty():

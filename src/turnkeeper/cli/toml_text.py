@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+from turnkeeper.cli.output import escaped
+
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -23,8 +25,9 @@ def _key(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    # A JSON string is a basic string of TOML, but for DEL, which JSON takes as it is.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    # A JSON string is a basic string of TOML, but for DEL, which JSON takes as it is. What a terminal would obey is escaped
+    # too: replaced by a sign, as other output is, it would be read again as another text.
+    return escaped(json.dumps(text, ensure_ascii=False))
 
 
 def _value(value: Any) -> str:
