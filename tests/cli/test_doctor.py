@@ -154,6 +154,18 @@ def test_which_database_must_be_clear(tmp_path: Path) -> None:
     assert f"--data is '{tmp_path}'" in ran.one_line()
 
 
+@pytest.mark.parametrize("words", [("doctor",), ("db", "check"), ("db", "upgrade")], ids=" ".join)
+def test_what_is_no_database_is_told_by_the_name_that_it_was_given_by(words: tuple[str, ...], tmp_path: Path) -> None:
+    """The option is wrong use, the variable a wrong setting; neither shows the value, which may hold a password."""
+    ran = turnkeeper(*words, "--database", "pass=secret", home=tmp_path, env={"DATABASE_URL": "postgresql://x/y"})
+    assert ran.status == 2
+    assert ran.one_line().startswith("error: --database is no valid PostgreSQL connection string or URL, such as ")
+    ran = turnkeeper(*words, home=tmp_path, env={"DATABASE_URL": "pass=secret"})
+    assert ran.status == 1
+    assert ran.one_line().startswith("error: DATABASE_URL is no valid PostgreSQL connection string or URL, such as ")
+    assert "secret" not in ran.out
+
+
 def test_the_database_of_a_local_up(tmp_path: Path, postgres_server: PostgresServer) -> None:
     """By `--data` and by TURNKEEPER_DATA while it runs; one line when it does not."""
     assert postgres_server.url

@@ -4,19 +4,25 @@ import os
 
 import click
 
-from turnkeeper.cli.output import json_option, print_json
+from turnkeeper.cli.arguments import GIVEN
+from turnkeeper.cli.output import json_option, print_json, say
 
 
-def _dsn(given: str | None) -> str:
-    dsn = given or os.environ.get("DATABASE_URL")
+def _dsn(given: str | None) -> tuple[str, str]:
+    """The connection string, and by what it was given."""
+    if given is not None:
+        return given, "--database"
+    dsn = os.environ.get("DATABASE_URL")
     if not dsn:
         raise click.UsageError(
             "no database: set DATABASE_URL or give --database (`turnkeeper up` brings its own and upgrades it)"
         )
-    return dsn
+    return dsn, "DATABASE_URL"
 
 
-database_option = click.option("--database", metavar="URL", default=None, help="PostgreSQL URL; default: DATABASE_URL.")
+database_option = click.option(
+    "--database", metavar="URL", type=GIVEN, default=None, help="PostgreSQL URL; default: DATABASE_URL."
+)
 
 
 @click.group(epilog="Example: DATABASE_URL=postgresql://tk@db/tk turnkeeper db check")
@@ -29,14 +35,14 @@ def db() -> None:
 @json_option
 def upgrade(database: str | None, as_json: bool) -> None:
     """Bring the schema to this release. Running it again changes nothing."""
-    dsn = _dsn(database)
+    dsn, named = _dsn(database)
     from turnkeeper.main.database import upgrade_database
 
-    revision = upgrade_database(dsn)
+    revision = upgrade_database(dsn, named)
     if as_json:
         print_json({"revision": revision})
     else:
-        click.echo(f"schema revision {revision}")
+        say(f"schema revision {revision}")
 
 
 @db.command(epilog="Example: DATABASE_URL=postgresql://tk@db/tk turnkeeper db check --json")
@@ -44,15 +50,15 @@ def upgrade(database: str | None, as_json: bool) -> None:
 @json_option
 def check(database: str | None, as_json: bool) -> int:
     """Say whether the product would start on this database: version, durability, schema. Exit status 1 if not."""
-    dsn = _dsn(database)
+    dsn, named = _dsn(database)
     from turnkeeper.main.database import check_database
 
-    findings = check_database(dsn)
+    findings = check_database(dsn, named)
     if as_json:
         print_json({"ok": not findings, "findings": findings})
     else:
         for line in findings:
-            click.echo(line)
+            say(line)
         if not findings:
-            click.echo("ok")
+            say("ok")
     return 1 if findings else 0

@@ -6,20 +6,27 @@ from typing import TYPE_CHECKING
 
 import click
 
+from turnkeeper.cli.arguments import DIRECTORY, GIVEN
 from turnkeeper.cli.output import json_option, print_json, say
 
 if TYPE_CHECKING:
     from turnkeeper.domain.history import Finding
     from turnkeeper.services.doctor import Examined
 
+LOCAL_UP = "the data directory"
+
 
 @click.command(epilog="Example: turnkeeper doctor --data ./turnkeeper-data")
 @click.option(
-    "--database", metavar="URL", default=None, help="PostgreSQL URL; default: DATABASE_URL, else that of a local `up`."
+    "--database",
+    metavar="URL",
+    type=GIVEN,
+    default=None,
+    help="PostgreSQL URL; default: DATABASE_URL, else that of a local `up`.",
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
+    type=DIRECTORY,
     default=None,
     help="Data directory of a local `turnkeeper up` that runs; default: TURNKEEPER_DATA, else the usual one.",
 )
@@ -32,7 +39,7 @@ def doctor(database: str | None, data: Path | None, as_json: bool) -> int:
     """
     if database and data:
         raise click.UsageError("--database and --data name two databases; give one of them")
-    dsn, of_local_up = _dsn(database, data)
+    dsn, named = _dsn(database, data)
     from turnkeeper.main.doctor import examine_database
 
     findings: list[Finding] = []
@@ -43,7 +50,7 @@ def doctor(database: str | None, data: Path | None, as_json: bool) -> int:
         else:
             say(str(finding))
 
-    examined = examine_database(dsn, report, of_local_up=of_local_up)
+    examined = examine_database(dsn, report, named=named, of_local_up=named == LOCAL_UP)
     if as_json:
         print_json(
             {
@@ -57,22 +64,23 @@ def doctor(database: str | None, data: Path | None, as_json: bool) -> int:
     return 1 if examined.findings else 0
 
 
-def _dsn(database: str | None, data: Path | None) -> tuple[str, bool]:
-    """The database, and whether it is that of a local `up`.
+def _dsn(database: str | None, data: Path | None) -> tuple[str, str]:
+    """The database, and by what it was given: an option, a variable, or `LOCAL_UP`.
 
     What is named in the command wins over the environment, and a DATABASE_URL over a local `up`, as in `up` itself.
     """
-    from_environment = None if data else os.environ.get("DATABASE_URL")
-    given = database or from_environment
-    if given:
-        return given, False
+    if database is not None:
+        return database, "--database"
+    from_environment = os.environ.get("DATABASE_URL")
+    if from_environment and data is None:
+        return from_environment, "DATABASE_URL"
     from turnkeeper.main.paths import DataDirectory, default_data_directory
 
     directory = DataDirectory((data or default_data_directory()).absolute())
-    if directory.postgres.is_dir():
+    if os.path.isdir(directory.postgres):  # noqa: PTH112 - of a name that no file system takes, `Path` raises
         from turnkeeper.main.doctor import local_dsn
 
-        return local_dsn(directory), True
+        return local_dsn(directory), LOCAL_UP
     if data:
         raise click.UsageError(
             f"--data is {str(data)!r}; there is no data of a `turnkeeper up` with its own PostgreSQL"

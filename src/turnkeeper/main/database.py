@@ -2,28 +2,40 @@
 
 import asyncio
 
-from turnkeeper.domain.errors import SettingRefused
-from turnkeeper.store.errors import DatabaseError
+from turnkeeper.domain.errors import OptionRefused, SettingRefused
+from turnkeeper.store.errors import ConnectionStringRefused, DatabaseError
 from turnkeeper.store.migrate import upgrade
 from turnkeeper.store.pool import open_database
 
 
-def upgrade_database(dsn: str) -> str:
-    """Bring the schema to this release; the revision that it then has."""
+def upgrade_database(dsn: str, named: str) -> str:
+    """Bring the schema to this release; the revision that it then has. `named`: the setting or option that `dsn` is."""
     try:
         return upgrade(dsn)
     except DatabaseError as error:
-        raise SettingRefused(str(error)) from error
+        raise refused(error, named) from error
 
 
-def check_database(dsn: str) -> list[str]:
+def check_database(dsn: str, named: str) -> list[str]:
     """One line for each reason why the product would not start on this database."""
-    return asyncio.run(_check(dsn))
+    try:
+        return asyncio.run(_check(dsn))
+    except ConnectionStringRefused as error:
+        raise refused(error, named) from error
+
+
+def refused(error: DatabaseError, named: str, hint: str = "") -> SettingRefused:
+    """What the database or its name was refused for, as the end of a command. An option's name (`--…`) is wrong use."""
+    if not isinstance(error, ConnectionStringRefused):
+        return SettingRefused(f"{error}{hint}")
+    return (OptionRefused if named.startswith("--") else SettingRefused)(error.line(named))
 
 
 async def _check(dsn: str) -> list[str]:
     try:
         async with open_database(dsn, min_size=1, max_size=1):
             return []
+    except ConnectionStringRefused:
+        raise
     except DatabaseError as error:
         return str(error).splitlines()

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.domain.history import Finding
 from turnkeeper.domain.settings import Timing
+from turnkeeper.main.database import refused
 from turnkeeper.main.environment import Environment
 from turnkeeper.main.paths import DataDirectory
 from turnkeeper.services.doctor import Examined, examine
@@ -22,7 +22,7 @@ def local_dsn(data: DataDirectory) -> str:
     return url_at(data.postgres_sockets)
 
 
-def examine_database(dsn: str, report: Callable[[Finding], None], *, of_local_up: bool = False) -> Examined:
+def examine_database(dsn: str, report: Callable[[Finding], None], *, named: str, of_local_up: bool = False) -> Examined:
     """Hold a live database against the rules. Nothing is written, not even the identity that a start records.
 
     Runs wait by `TURNKEEPER_TREES_PER_OWNER` as the control plane has it: it has to be set here as it is there.
@@ -33,7 +33,7 @@ def examine_database(dsn: str, report: Callable[[Finding], None], *, of_local_up
         return asyncio.run(_examine(dsn, report, trees_per_owner))
     except DatabaseError as error:
         hint = "; is its `turnkeeper up` running?" if of_local_up and isinstance(error, DatabaseUnavailable) else ""
-        raise SettingRefused(f"{error}{hint}") from error
+        raise refused(error, named, hint) from error
 
 
 async def _examine(dsn: str, report: Callable[[Finding], None], trees_per_owner: int) -> Examined:

@@ -41,6 +41,18 @@ class DatabaseRefused(DatabaseError):  # noqa: N818 - reads as what it is
     """The database answers, and the product will not run on it: too old, not durable, another schema."""
 
 
+class ConnectionStringRefused(DatabaseRefused):
+    """It cannot be parsed, and is not shown, as it may hold a password. `line(named)` says so of whatever it was given by."""
+
+    def __init__(self) -> None:
+        super().__init__(self.line("DATABASE_URL"))
+
+    @staticmethod
+    def line(named: str) -> str:
+        """For the setting or option `named`."""
+        return f"{named} is no valid PostgreSQL connection string or URL, such as postgresql://user@host/database"
+
+
 class ConstraintViolation(InvariantViolation):
     """A write that the schema refuses. `constraint` is its name. Expected conflicts are said in SQL (ON CONFLICT)."""
 

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from turnkeeper.kit.log import get_logger
 from turnkeeper.store import durability
-from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable, place, translate
+from turnkeeper.store.errors import ConnectionStringRefused, DatabaseRefused, DatabaseUnavailable, place, translate
 from turnkeeper.store.tx import Reader
 
 LOCK_TIMEOUT_S: Final = 5.0
@@ -187,7 +187,7 @@ def _refused(error: psycopg.Error, where: str) -> Exception:
             f"schema of {where} is in use: a lock was not free in time; end long transactions and try again"
         )
     if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:  # nobody was asked: it is not parsed
-        return DatabaseRefused("DATABASE_URL is no valid PostgreSQL connection string or URL")
+        return ConnectionStringRefused()
     if error.sqlstate == "42501":
         return DatabaseRefused(f"{where}: {error.diag.message_primary}; the schema's owner must run the upgrade")
     return translate(error, where, doing="schema")

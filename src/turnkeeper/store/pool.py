@@ -17,7 +17,7 @@ from psycopg.types.json import JsonbDumper
 from psycopg.types.string import TextLoader
 
 from turnkeeper.store import durability, migrate
-from turnkeeper.store.errors import DatabaseRefused, DatabaseUnavailable, place, reason
+from turnkeeper.store.errors import ConnectionStringRefused, DatabaseRefused, DatabaseUnavailable, place, reason
 from turnkeeper.store.signals import Signaller
 from turnkeeper.store.tx import Connection, Database
 
@@ -78,7 +78,7 @@ def connection_settings(
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.Error:
-        raise DatabaseRefused("DATABASE_URL is no valid PostgreSQL connection string or URL") from None
+        raise ConnectionStringRefused from None
     ours = {
         "statement_timeout": f"{int(statement_timeout_s * 1000)}",
         "lock_timeout": f"{int(lock_timeout_s * 1000)}",
