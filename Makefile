@@ -12,7 +12,7 @@ CRASH_WORKERS ?= 4
 # others is run once more, alone, in plain sight; what fails then has failed.
 ALONE = $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none
 
-.PHONY: demo test lint format bench test-agents test-crash lock docs clean
+.PHONY: demo test lint format bench test-agents test-cold-start test-crash lock docs clean
 
 ## demo: install, start everything, run a conversation of three turns in a sandbox. ONCE=1 ends afterwards, JSON=1 prints one object last.
 demo: $(VENV)/.runtime
@@ -25,6 +25,11 @@ test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not agents and not crash" $(ARGS) || $(ALONE) -m "not agents and not crash" $(ARGS)
 	@if [ -z "$(ARGS)" ]; then $(MAKE) --no-print-directory test-agents; fi
+
+## test-cold-start: the first request of an owner of whom nothing exists yet; a failure comes with the product's logs
+test-cold-start: $(VENV)/.dev
+	@sh deploy/system-packages.sh test
+	$(BIN)/python -m pytest -n 0 -m cold_start tests/e2e $(ARGS)
 
 ## test-crash: every cell of the crash matrix (about an hour; ARGS="-k first_turn" selects). `make test` draws ten by CRASH_SEED
 test-crash: $(VENV)/.dev

@@ -209,7 +209,7 @@ class Product:
             if postmaster is not None:
                 kill(postmaster, signal.SIGQUIT)
 
-    def tell(self) -> str:
+    def tell(self, lines: int = 40) -> str:
         """The ends of the logs, for whoever reads a failed test."""
         parts: list[str] = []
         for file in [
@@ -219,7 +219,7 @@ class Product:
         ]:
             with contextlib.suppress(OSError):
                 text = file.read_text(errors="replace")
-                parts.append(f"--- {file.name}\n" + "\n".join(text.splitlines()[-40:]))
+                parts.append(f"--- {file.name}\n" + "\n".join(text.splitlines()[-lines:]))
         return "\n".join(parts)
 
     # ---- speaking to it ----
@@ -379,16 +379,23 @@ class Product:
                     found[record.shape.scope] = (record.launcher, process)
         return found
 
+    def agents_of_all(self) -> dict[str, list[ProcessId]]:
+        """The scripted agents of every live sandbox, by its scope's thread id."""
+        return {thread: self._agents_below(launcher) for thread, (launcher, _) in self.sandboxes().items()}
+
     def agents_running(self, thread_id: str) -> list[ProcessId]:
         """The scripted agents in this conversation's sandbox."""
-        return self._inside(thread_id, "turnkeeper.agents.scripted")
+        return self._agents_below(self.sandboxes()[thread_id][0])
 
     def tools_running(self, thread_id: str) -> list[ProcessId]:
         """The tools of `hold` in this conversation's sandbox."""
-        return self._inside(thread_id, HELD)
+        return self._below(self.sandboxes()[thread_id][0], HELD)
 
-    def _inside(self, thread_id: str, word: str) -> list[ProcessId]:
-        launcher, _ = self.sandboxes()[thread_id]
+    def _agents_below(self, launcher: ProcessId) -> list[ProcessId]:
+        return self._below(launcher, "turnkeeper.agents.scripted")
+
+    @staticmethod
+    def _below(launcher: ProcessId, word: str) -> list[ProcessId]:
         # as its second argument: the keeper, which carries the whole command, is not meant
         return [process for process in descendants(launcher.pid) if _words(process.pid)[2:3] == [word]]
 

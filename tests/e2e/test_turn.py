@@ -12,6 +12,7 @@ from turnkeeper.wire.turn import EventKind
 pytestmark = pytest.mark.timeout(180)
 
 
+@pytest.mark.cold_start
 def test_cold_start_creates_workdir_and_projection_at_the_first_request(product: Product) -> None:
     """Nothing of the owner's exists before; one attempt, no release, no repeated step. Proves: K-09, K-10."""
     _, client = product.other_owner()
