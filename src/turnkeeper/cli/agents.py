@@ -1,5 +1,6 @@
 """`turnkeeper agents`."""
 
+import os
 import tomllib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from turnkeeper.cli.arguments import AGENT_NAME, shown
 from turnkeeper.cli.connection import connection_options
-from turnkeeper.cli.output import json_option, print_json, print_table, say, visible
+from turnkeeper.cli.output import json_option, one_line, print_json, print_table, say, visible
 from turnkeeper.cli.toml_text import toml_of
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from turnkeeper.wire.public import Agent
 
 Connect = Callable[[], AbstractContextManager["OwnerClient"]]
+COMMENT_MAX = 2000
 
 
 @click.group(epilog="Example: turnkeeper agents list")
@@ -59,7 +62,7 @@ def list_(connect: Connect, as_json: bool) -> None:
 
 
 @agents.command(epilog="Example: turnkeeper agents show scripted")
-@click.argument("name")
+@click.argument("name", type=AGENT_NAME)
 @json_option
 @connection_options
 def show(connect: Connect, name: str, as_json: bool) -> None:
@@ -69,9 +72,10 @@ def show(connect: Connect, name: str, as_json: bool) -> None:
     if as_json:
         print_json(one)
         return
-    say(f"# {'available' if one.available else f'unavailable: {one.unavailable}'}")
+    # one line each: a second one would be no comment
+    say(f"# {'available' if one.available else one_line(f'unavailable: {one.unavailable}', COMMENT_MAX)}")
     if one.install:
-        say(f"# install with: {one.install}")
+        say(f"# install with: {one_line(one.install, COMMENT_MAX)}")
     say(toml_of(one.definition or {}))
 
 
@@ -82,12 +86,15 @@ def show(connect: Connect, name: str, as_json: bool) -> None:
 def add(connect: Connect, file: Path, as_json: bool) -> None:
     """Add the definition in FILE (TOML), or replace the one of its name."""
     try:
-        definition = tomllib.loads(file.read_text())
+        definition = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise click.ClickException(f"{file} cannot be read ({os.strerror(error.errno or 0)})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise click.ClickException(f"{file} is not TOML: {error}") from error
     name = definition.get("name")
-    if not isinstance(name, str):
-        raise click.ClickException(f'{file}: `name` is {name!r}; a definition has a name, such as name = "my-agent"')
+    if not isinstance(name, str) or AGENT_NAME.fault(name) is not None:
+        value = shown(name) if isinstance(name, str) else f"{name!r:.80}"
+        raise click.ClickException(f'{file}: `name` is {value}; a definition has a name, such as name = "my-agent"')
     with connect() as client:
         known = any(one.name == name for one in client.agents())
         one = _put(client, name, definition, str(file))
@@ -95,7 +102,7 @@ def add(connect: Connect, file: Path, as_json: bool) -> None:
 
 
 @agents.command(epilog="Example: turnkeeper agents reset opencode")
-@click.argument("name")
+@click.argument("name", type=AGENT_NAME)
 @json_option
 @connection_options
 def reset(connect: Connect, name: str, as_json: bool) -> None:
@@ -136,7 +143,7 @@ def _tell(one: "Agent", done: str, as_json: bool) -> None:
 
 
 @agents.command(epilog="Example: turnkeeper agents remove my-agent")
-@click.argument("name")
+@click.argument("name", type=AGENT_NAME)
 @json_option
 @connection_options
 def remove(connect: Connect, name: str, as_json: bool) -> None:

@@ -1,11 +1,13 @@
 """`turnkeeper chat`: one message, or a talk line by line."""
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import click
 
+from turnkeeper.cli.arguments import AGENT_NAME, THREAD_ID, WORKDIR
 from turnkeeper.cli.connection import connection_options
 from turnkeeper.cli.output import json_option, say
 
@@ -20,9 +22,9 @@ LOST_WITHIN_S, LOOK_S = 3.0, 0.2
     epilog='Examples: turnkeeper chat "hello" · turnkeeper chat --thread 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d'
 )
 @click.argument("text", required=False)
-@click.option("--agent", default="scripted", show_default=True, help="Agent of a new conversation.")
-@click.option("--thread", default=None, help="Go on in this conversation.")
-@click.option("--workdir", default=None, help="Workdir of a new conversation; default: a fresh one.")
+@click.option("--agent", type=AGENT_NAME, default="scripted", show_default=True, help="Agent of a new conversation.")
+@click.option("--thread", type=THREAD_ID, default=None, help="Go on in this conversation.")
+@click.option("--workdir", type=WORKDIR, default=None, help="Workdir of a new conversation; default: a fresh one.")
 @json_option
 @connection_options
 def chat(connect: Connect, text: str | None, agent: str, thread: str | None, workdir: str | None, as_json: bool) -> int:
@@ -33,8 +35,8 @@ def chat(connect: Connect, text: str | None, agent: str, thread: str | None, wor
     from turnkeeper.cli.conversations import begin, whole_thread
 
     if text is not None and not text.strip():
-        raise click.ClickException(
-            "the message is empty; write what the agent should do, or leave TEXT away for a talk"
+        raise click.BadArgumentUsage(
+            "the message TEXT is empty; write what the agent should do, or leave TEXT away for a talk"
         )
     with connect() as client:
         if thread is None:
@@ -46,7 +48,7 @@ def chat(connect: Connect, text: str | None, agent: str, thread: str | None, wor
         if text is not None:
             return 0 if turn(client, thread, text, as_json=as_json) == "completed" else 1
         status = "completed"
-        while (line := _read_line()) is not None:
+        while (line := _read_line(as_json=as_json)) is not None:
             if line.strip():
                 status = turn(client, thread, line, as_json=as_json)
         return 0 if status == "completed" else 1
@@ -84,9 +86,12 @@ def _tell_if_lost(client: "OwnerClient", thread: str, run: str) -> None:
         say(f"! {text}", fg="red")
 
 
-def _read_line() -> str | None:
+def _read_line(*, as_json: bool) -> str | None:
+    """The next line; None at the end. There is a prompt where a person is at both ends, and never within JSON."""
+    prompt = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
     try:
-        return input("> ")
+        return input("> " if prompt else "")
     except EOFError:
-        say()
+        if prompt:
+            say()
         return None

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
+
+from turnkeeper.cli.arguments import DIRECTORY
+from turnkeeper.cli.output import one_line
 
 if TYPE_CHECKING:
     from turnkeeper.client.owner import OwnerClient
 
 DEFAULT_URL = "http://127.0.0.1:8420"
+DETAIL_MAX = 1000
 
 
 def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,19 +29,21 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--data",
         envvar="TURNKEEPER_DATA",
-        type=click.Path(path_type=Path),
+        type=DIRECTORY,
         default=None,
         help="Data directory of a local `turnkeeper up`, whose key is used unless TURNKEEPER_API_KEY is set.",
     )
     @wraps(command)
     def with_connection(*args: Any, url: str, data: Path | None, **kwargs: Any) -> Any:
-        return command(*args, connect=lambda: connect(url, data), **kwargs)
+        source = click.get_current_context().get_parameter_source("url")
+        named = "TURNKEEPER_URL" if source is ParameterSource.ENVIRONMENT else "--url"
+        return command(*args, connect=lambda: connect(url, data, url_named=named), **kwargs)
 
     return with_connection
 
 
 @contextlib.contextmanager
-def connect(url: str, data: Path | None) -> Generator["OwnerClient"]:
+def connect(url: str, data: Path | None, *, url_named: str = "--url") -> Generator["OwnerClient"]:
     """A client with the key of the environment, or else of the local data directory. Its failures end the command."""
     from turnkeeper.client.http import ClientError, ConnectionFailed
     from turnkeeper.client.owner import OwnerClient
@@ -45,14 +52,13 @@ def connect(url: str, data: Path | None) -> Generator["OwnerClient"]:
         key, source = key_and_source(data)
         client = OwnerClient(url, key)
     except ValueError as error:
-        raise click.UsageError(f"--url: {error}") from error
+        raise click.UsageError(f"{url_named}: {error}") from error
     with client:
         try:
             yield client
         except ClientError as error:
-            if error.status == 401:
-                raise click.ClickException(f"{error.detail or error.code} (the key of {source})") from error
-            raise click.ClickException(error.detail or f"{error.code} ({error.status})") from error
+            line = one_line(error.detail, DETAIL_MAX) or f"{error.code} ({error.status})"
+            raise click.ClickException(f"{line} (the key of {source})" if error.status == 401 else line) from error
         except ConnectionFailed as error:
             raise click.ClickException(
                 f"no answer from the control plane at {url} ({error.kind}): is `turnkeeper up` running, "

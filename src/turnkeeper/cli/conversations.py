@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from turnkeeper.cli.arguments import AGENT_NAME, THREAD_ID, TITLE, WORKDIR
 from turnkeeper.cli.connection import connection_options
 from turnkeeper.cli.ids import SEARCHED_MAX, whole_id
 from turnkeeper.cli.output import json_option, moment, one_line, print_json, print_table, say
@@ -55,7 +56,7 @@ def list_(connect: Connect, limit: int, as_json: bool) -> None:
 
 
 @conversations.command(epilog="Example: turnkeeper conversations show 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d")
-@click.argument("thread")
+@click.argument("thread", type=THREAD_ID)
 @json_option
 @connection_options
 def show(connect: Connect, thread: str, as_json: bool) -> None:
@@ -65,9 +66,11 @@ def show(connect: Connect, thread: str, as_json: bool) -> None:
 
 
 @conversations.command(epilog="Example: turnkeeper conversations create --agent scripted --workdir projects/site")
-@click.option("--agent", required=True, help="Name of an agent definition (turnkeeper agents list).")
-@click.option("--workdir", default=None, help="Relative directory in the owner workspace; default: a fresh one.")
-@click.option("--title", default="", help="For people.")
+@click.option("--agent", type=AGENT_NAME, required=True, help="Name of an agent definition (turnkeeper agents list).")
+@click.option(
+    "--workdir", type=WORKDIR, default=None, help="Relative directory in the owner workspace; default: a fresh one."
+)
+@click.option("--title", type=TITLE, default="", help="For people.")
 @json_option
 @connection_options
 def create(connect: Connect, agent: str, workdir: str | None, title: str, as_json: bool) -> None:
@@ -78,11 +81,10 @@ def create(connect: Connect, agent: str, workdir: str | None, title: str, as_jso
 
 def begin(client: "OwnerClient", agent: str, workdir: str | None, title: str = "") -> "Conversation":
     """A new conversation. An agent that cannot run here is refused, with what it lacks: its first turn could only fail."""
-    from turnkeeper.domain.sandbox import is_agent_name
     from turnkeeper.kit.ids import new_id
     from turnkeeper.wire.public import NewConversation
 
-    known = next((one for one in client.agents() if one.name == agent), None) if is_agent_name(agent) else None
+    known = next((one for one in client.agents() if one.name == agent), None)
     if known is not None and not known.available:
         install = f"; install it with: {known.install}" if known.install else ""
         raise click.ClickException(f"agent {agent} cannot run here: {known.unavailable}{install}")
@@ -91,7 +93,7 @@ def begin(client: "OwnerClient", agent: str, workdir: str | None, title: str = "
 
 
 @conversations.command(epilog="Example: turnkeeper conversations close 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d")
-@click.argument("thread")
+@click.argument("thread", type=THREAD_ID)
 @json_option
 @connection_options
 def close(connect: Connect, thread: str, as_json: bool) -> None:

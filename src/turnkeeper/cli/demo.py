@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
+from turnkeeper.cli.arguments import DIRECTORY
 from turnkeeper.cli.output import json_option
 
 
 @click.command(epilog="Example: turnkeeper demo --once --json")
 @click.option("--once", is_flag=True, help="End after the conversation, and remove what was made for it.")
-@click.option("--data", type=click.Path(path_type=Path), default=None, help="Data directory; default: a fresh one.")
+@click.option("--data", type=DIRECTORY, default=None, help="Data directory; default: a fresh one.")
 @click.option(
     "--port", default=None, type=click.IntRange(0, 65535), help="Port; default: 8420, or a free one if that is taken."
 )

@@ -10,7 +10,7 @@ _BEGINNING = re.compile(r"[0-9a-f][0-9a-f-]{3,34}")
 
 
 def whole_id(given: str, what: str, known: Callable[[], Iterable[str]]) -> str:
-    """The id that `given` begins. What is no beginning of an id is returned as it is: the server says what is wrong with it.
+    """The id that `given` begins. What may be a whole id is returned as it is: the server says whether there is such a thing.
 
     `known` lists ids of this kind, the newest `SEARCHED_MAX`.
     """

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from turnkeeper.cli.arguments import KEY_ID, KEY_NAME, USER_NAME
 from turnkeeper.cli.connection import connection_options
+from turnkeeper.cli.handover import require_output, shown_once
 from turnkeeper.cli.ids import whole_id
-from turnkeeper.cli.output import json_option, moment, print_json, print_table
+from turnkeeper.cli.output import json_option, moment, print_json, print_table, say
 
 if TYPE_CHECKING:
     from turnkeeper.client.owner import OwnerClient
@@ -22,19 +24,29 @@ def keys() -> None:
 
 
 @keys.command(epilog="Example: turnkeeper keys create laptop")
-@click.argument("name")
+@click.argument("name", type=KEY_NAME)
+@click.option("--user", type=USER_NAME, default=None, help="A key of this user (name or uid); for administrators.")
 @json_option
 @connection_options
-def create(connect: Connect, name: str, as_json: bool) -> None:
+def create(connect: Connect, name: str, user: str | None, as_json: bool) -> None:
     """Create a key. It is shown once."""
+    from turnkeeper.cli.users import user_named
     from turnkeeper.kit.ids import new_id
 
+    require_output()
     with connect() as client:
-        key = client.create_key(name, idempotency_key=new_id())
-    if as_json:
-        print_json(key)
-    else:
-        click.echo(key.key)
+        if user is None:
+            key = client.create_key(name, idempotency_key=new_id())
+            made, again = f"the key {key.id} was created", f"revoke it (turnkeeper keys revoke {key.id})"
+        else:
+            whose = user_named(client, user)
+            key = client.create_key_of(whose.uid, name, idempotency_key=new_id())
+            made, again = f"the key {key.id} of user {whose.name} was created", f"{whose.name} can revoke it"
+    with shown_once(made, f"{again}, and create another one"):
+        if as_json:
+            print_json(key)
+        else:
+            say(key.key)
 
 
 @keys.command("list", epilog="Example: turnkeeper keys list")
@@ -60,7 +72,7 @@ def list_(connect: Connect, as_json: bool) -> None:
 
 
 @keys.command(epilog="Example: turnkeeper keys revoke 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d")
-@click.argument("key_id", metavar="KEY")
+@click.argument("key_id", metavar="KEY", type=KEY_ID)
 @click.option("--yes", is_flag=True, help="Also the key that this command itself uses.")
 @json_option
 @connection_options
@@ -78,4 +90,4 @@ def revoke(connect: Connect, key_id: str, yes: bool, as_json: bool) -> None:
     if as_json:
         print_json({"revoked": key_id})
     else:
-        click.echo(f"revoked {key_id}")
+        say(f"revoked {key_id}")

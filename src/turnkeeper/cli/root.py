@@ -3,9 +3,11 @@
 Exit status: 0 done, 1 failed (one line on stderr says what), 2 used wrongly.
 """
 
+import io
 import os
+import re
 import sys
-from typing import Any
+from typing import Any, Final, TextIO
 
 import click
 
@@ -33,6 +35,10 @@ COMMANDS = {
 }
 
 
+_WORD_MAX: Final = 120
+_LONG_WORD: Final = re.compile(rf"\S{{{_WORD_MAX + 40},}}")
+
+
 @click.group(
     cls=LazyGroup,
     lazy=COMMANDS,
@@ -54,36 +60,83 @@ def main(args: list[str] | None = None) -> None:
 
 def run(args: list[str] | None = None) -> int:
     """Run the command line; the exit status is returned. Nobody sees a traceback: a fault of ours is named and logged as one."""
-    _open_closed_outputs()
+    _open_closed_streams()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the terminal's encoding lacks is no reason to end
+            stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
+    return _flushed(_run(args))
+
+
+def _run(args: list[str] | None) -> int:
     args = sys.argv[1:] if args is None else args
     wrong = next((one for one in args if not one.isprintable() and any("\ud800" <= c <= "\udfff" for c in one)), None)
     if wrong is not None:
-        say(f"error: {wrong!a} is not text: arguments must be UTF-8", err=True)
+        _complain(f"error: {wrong[:80]!a} is not text: arguments must be UTF-8")
         return 2
     try:
         status: Any = root.main(args=args, prog_name="turnkeeper", standalone_mode=False)
     except click.exceptions.Abort:
-        say("stopped", err=True)
+        _complain("stopped")
         return 1
     except click.UsageError as error:
         return _used_wrongly(error)
     except click.ClickException as error:
-        say(f"error: {error.format_message()}", err=True)
+        _complain(f"error: {error.format_message()}")
         return error.exit_code
-    except BrokenPipeError:
-        # the reader of our output went away, as `| head` does
-        sys.stderr.close()
-        return 1
     except Exception as error:  # the last door: whatever comes is one line
+        if isinstance(error, OSError) and _is_broken(sys.stdout):
+            return _unwritable(error)
         return _unexpected(error)
     return status if isinstance(status, int) else 0
 
 
-def _open_closed_outputs() -> None:
+def _open_closed_streams() -> None:
     """Somebody may start us without an output (`>&-`): what would be said there goes nowhere, and is no fault of ours."""
-    for name in ("stdout", "stderr"):
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the life of the process
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 - for the life of the process
+
+
+def _flushed(status: int) -> int:
+    """`status`, or 1 with one line where the output does not take what was said: at the interpreter's end nobody could tell."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _give_up(sys.stdout)
+        return status or _unwritable(error)
+    return status
+
+
+def _unwritable(error: OSError) -> int:
+    """The status, and one line unless it is only that the reader of our output went away, as `| head` does."""
+    if not isinstance(error, BrokenPipeError):
+        _complain(f"error: the output cannot be written ({os.strerror(error.errno or 0)})")
+    return 1
+
+
+def _is_broken(stream: TextIO) -> bool:
+    """Whether what could not be written is still waiting to be."""
+    try:
+        stream.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _give_up(stream: TextIO) -> None:
+    """What waits in `stream` goes nowhere: the interpreter would try it again at its end, and fail with a trace of its own."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _complain(text: str) -> None:
+    """One line on stderr, as far as that takes it."""
+    try:
+        say(text, err=True)
+    except OSError:
+        _give_up(sys.stderr)
 
 
 def _used_wrongly(error: click.UsageError) -> int:
@@ -92,8 +145,8 @@ def _used_wrongly(error: click.UsageError) -> int:
         error.show()
         return 2
     command = error.ctx.command_path if error.ctx is not None else "turnkeeper"
-    message = " ".join(error.format_message().split())
-    say(f"error: {message.rstrip('.')} (see {command} --help)", err=True)
+    message = _LONG_WORD.sub(lambda found: found[0][:_WORD_MAX] + "…", " ".join(error.format_message().split()))
+    _complain(f"error: {message.rstrip('.')} (see {command} --help)")
     return 2
 
 
@@ -107,10 +160,10 @@ def _unexpected(error: Exception) -> int:
         traceback.print_exception(error)
     elif isinstance(error, SettingRefused):
         for line in error.lines:
-            say(f"error: {line}", err=True)
+            _complain(f"error: {line}")
     elif isinstance(error, OperationalError):
-        say(f"error: {error}", err=True)
+        _complain(f"error: {error}")
     else:
         hint = "set TURNKEEPER_DEBUG=1 to see where it came from"
-        say(f"error: unexpected {type(error).__name__}: {error} ({hint})", err=True)
+        _complain(f"error: unexpected {type(error).__name__}: {error} ({hint})")
     return 2 if isinstance(error, OptionRefused) else 1

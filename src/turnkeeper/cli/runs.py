@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from turnkeeper.cli.arguments import RUN_ID, SEQ_MAX, THREAD_ID
 from turnkeeper.cli.connection import connection_options
 from turnkeeper.cli.conversations import whole_thread
 from turnkeeper.cli.ids import SEARCHED_MAX, whole_id
@@ -24,7 +25,7 @@ def runs() -> None:
 
 
 @runs.command("list", epilog="Example: turnkeeper runs list --thread 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d")
-@click.option("--thread", default=None, help="Of this conversation only.")
+@click.option("--thread", type=THREAD_ID, default=None, help="Of this conversation only.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
 @json_option
 @connection_options
@@ -64,7 +65,7 @@ def print_runs(found: "list[Run]") -> None:
 
 
 @runs.command(epilog="Example: turnkeeper runs show 0193e2a5-03a1-7d10-9a5e-5f1c0b7e8d21")
-@click.argument("run")
+@click.argument("run", type=RUN_ID)
 @json_option
 @connection_options
 def show(connect: Connect, run: str, as_json: bool) -> None:
@@ -78,8 +79,8 @@ def show(connect: Connect, run: str, as_json: bool) -> None:
 
 
 @runs.command(epilog="Example: turnkeeper runs events 0193e2a5-03a1-7d10-9a5e-5f1c0b7e8d21 --after 17")
-@click.argument("run")
-@click.option("--after", default=None, type=click.IntRange(0), help="Only events after this sequence number.")
+@click.argument("run", type=RUN_ID)
+@click.option("--after", default=None, type=click.IntRange(0, SEQ_MAX), help="Only events after this sequence number.")
 @json_option
 @connection_options
 def events(connect: Connect, run: str, after: int | None, as_json: bool) -> None:
@@ -91,7 +92,7 @@ def events(connect: Connect, run: str, after: int | None, as_json: bool) -> None
 
 
 @runs.command(epilog="Example: turnkeeper runs cancel 0193e2a5-03a1-7d10-9a5e-5f1c0b7e8d21")
-@click.argument("run")
+@click.argument("run", type=RUN_ID)
 @json_option
 @connection_options
 def cancel(connect: Connect, run: str, as_json: bool) -> None:

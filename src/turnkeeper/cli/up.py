@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from turnkeeper.cli.arguments import DIRECTORY, GIVEN
 from turnkeeper.cli.output import json_option
 
 
@@ -11,14 +12,17 @@ from turnkeeper.cli.output import json_option
 @click.option(
     "--data",
     envvar="TURNKEEPER_DATA",
-    type=click.Path(path_type=Path),
+    type=DIRECTORY,
     default=None,
     help="Data directory; default: ~/.local/share/turnkeeper.",
 )
-@click.option("--host", "address", default="127.0.0.1", show_default=True, help="Address of the page and the API.")
+@click.option(
+    "--host", "address", type=GIVEN, default="127.0.0.1", show_default=True, help="Address of the page and the API."
+)
 @click.option(
     "--allowed-host",
     "allowed_hosts",
+    type=GIVEN,
     multiple=True,
     metavar="NAME",
     help="A further name by which page and API are reached; may be repeated. --host is one by itself; `*` for any name.",

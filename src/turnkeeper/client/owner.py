@@ -113,7 +113,7 @@ class OwnerClient:
 
     def runs(self, limit: int, thread_id: str | None = None) -> list[Run]:
         """The newest runs first, of one conversation or of all."""
-        name = path("/v1/conversations/{thread}/runs", thread=thread_id) if thread_id else "/v1/runs"
+        name = path("/v1/conversations/{thread}/runs", thread=thread_id) if thread_id is not None else "/v1/runs"
         return self._list(name, Run, limit)
 
     def cancel(self, run_id: str) -> Run:
