@@ -92,6 +92,22 @@ def test_other_peoples_things_are_not_there(world: World) -> None:
     assert world.owner.good("GET", f"/v1/runs/{run['id']}")["status"] == "completed"
 
 
+def test_values_of_an_agent_s_environment_are_for_administrators(world: World) -> None:
+    """Proves: K-11. Others see which variables there are; nothing else of a definition holds a value."""
+    definition = {"name": "with-env", "command": ["agent"], "env": {"TOKEN": "hunter2", "LEVEL": "warn"}}
+    world.owner.good("PUT", "/v1/agents/with-env", definition)
+    shown = world.owner.good("GET", "/v1/agents/with-env")["definition"]
+    assert shown["env"] == definition["env"]
+    eve = world.add_owner("eve", role="owner").http
+    answer = eve.get("/v1/agents/with-env")
+    assert answer.json()["definition"] == {
+        **shown,
+        "env": dict.fromkeys(("TOKEN", "LEVEL"), "(shown to administrators)"),
+    }
+    assert "hunter2" not in answer.text + eve.get("/v1/agents").text
+    assert "env" not in eve.get("/v1/agents/scripted").json()["definition"]
+
+
 def test_an_owner_is_no_administrator(world: World) -> None:
     """403 for the admin API and for changing agents; reading agents is for everybody."""
     eve = world.add_owner("eve", role="owner").http

@@ -196,19 +196,19 @@ async def test_agents(driver: Driver) -> None:
     complaints = wanted(await agents.put_agent(driver.s, "x", {"name": "x", "colour": "red"}), Invalid)
     assert len(complaints.extra["complaints"]) >= 2
     assert [agent.name for agent in await agents.list_agents(driver.s)] == ["helper", "scripted"]
-    assert isinstance(await agents.get_agent(driver.s, "nobody\x00"), NotFound)
+    assert isinstance(await agents.get_agent(driver.s, driver.owner, "nobody\x00"), NotFound)
     wanted(await agents.remove_agent(driver.s, "helper"), Agent)
-    assert isinstance(await agents.get_agent(driver.s, "helper"), NotFound)
+    assert isinstance(await agents.get_agent(driver.s, driver.owner, "helper"), NotFound)
     assert isinstance(await agents.remove_agent(driver.s, "helper"), NotFound)
     ready_made = AgentDefinition(name="helper", title="H", command=("helper",))
     assert not await agents.put_if_new(driver.s.db, ready_made)
     assert await agents.put_if_new(driver.s.db, AgentDefinition(name="fresh", title="F", command=("fresh",)))
     newer = AgentDefinition(name="fresh", title="Newer", command=("fresh", "--new"))
     assert not await agents.put_if_new(driver.s.db, newer)
-    assert wanted(await agents.get_agent(driver.s, "fresh"), Agent).title == "Newer"
+    assert wanted(await agents.get_agent(driver.s, driver.owner, "fresh"), Agent).title == "Newer"
     wanted(await agents.put_agent(driver.s, "fresh", {"name": "fresh", "title": "Mine", "command": ["mine"]}), Agent)
     assert not await agents.put_if_new(driver.s.db, newer)
-    assert wanted(await agents.get_agent(driver.s, "fresh"), Agent).title == "Mine"
+    assert wanted(await agents.get_agent(driver.s, driver.owner, "fresh"), Agent).title == "Mine"
 
 
 async def test_an_agent_whose_command_is_missing_says_how_to_install_it(driver: Driver) -> None:

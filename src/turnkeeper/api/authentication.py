@@ -76,7 +76,7 @@ async def still_opens(services: Services, request: Request) -> bool:
 async def admin_of_request(services: Services, request: Request) -> Owner:
     """The owner, who must be an administrator. `ProblemRaised` 401 or 403."""
     owner = await owner_of_request(services, request)
-    if owner.role != "admin":
+    if not owner.is_admin:
         raise ProblemRaised(ProblemCode.FORBIDDEN, f"{owner.name} is an owner; an administrator's key is needed")
     return owner
 

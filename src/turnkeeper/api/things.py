@@ -46,10 +46,12 @@ def _agents(router: APIRouter, desk: Desk) -> None:
         await desk.owner(request)
         return page_response(await agents.list_agents(services), None)
 
-    @router.get(_AGENT, **operation("One agent with its definition", Agent))
+    @router.get(
+        _AGENT, **operation("One agent with its definition; values of its environment for administrators", Agent)
+    )
     async def get(request: Request, name: str) -> Response:
         owner = await desk.owner(request)
-        found = await agents.get_agent(services, name) if is_agent_name(name) else agents.NO_AGENT
+        found = await agents.get_agent(services, owner, name) if is_agent_name(name) else agents.NO_AGENT
         return desk.answer(owner, found)
 
     @router.put(_AGENT, **operation("Add or replace a definition (admin)", Agent, body_schema={"type": "object"}))

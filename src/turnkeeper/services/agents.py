@@ -8,6 +8,7 @@ from turnkeeper.domain.agent import AgentDefinition, Network, parse_definition
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.kit.text import clean
 from turnkeeper.services.answers import Invalid, NotFound
+from turnkeeper.services.auth import Owner
 from turnkeeper.services.context import Lacks, Services
 from turnkeeper.store import agents as statements
 from turnkeeper.store.agents import AgentRow
@@ -16,6 +17,8 @@ from turnkeeper.wire.canonical import canonical_sha256
 from turnkeeper.wire.public import Agent
 
 NO_AGENT = NotFound("agent")
+HIDDEN = "(shown to administrators)"
+"""In the place of a value of the environment, which may be a password that somebody did not name as a secret."""
 
 
 def definition_json(definition: AgentDefinition) -> dict[str, Any]:
@@ -100,10 +103,24 @@ async def list_agents(s: Services) -> list[Agent]:
     return list(await asyncio.gather(*(_shown(s, row, with_definition=False) for row in rows)))
 
 
-async def get_agent(s: Services, name: str) -> Agent | NotFound:
-    """One with its definition."""
+async def get_agent(s: Services, owner: Owner, name: str) -> Agent | NotFound:
+    """One with its definition. Of its environment everybody sees the names, and administrators the values."""
     row = await s.db.read("agent.get", lambda r: statements.get_agent(r, clean(name)))
-    return NO_AGENT if row is None or row.removed_at is not None else await _shown(s, row)
+    if row is None or row.removed_at is not None:
+        return NO_AGENT
+    agent = await _shown(s, row)
+    if owner.is_admin:
+        return agent
+    return agent.model_copy(update={"definition": without_values(row.definition)})
+
+
+def without_values(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored definition with `HIDDEN` for each value of its environment, of whatever form an earlier release stored it."""
+    if "env" not in definition:
+        return dict(definition)
+    env: object = definition["env"]
+    names = list(cast("Mapping[str, object]", env)) if isinstance(env, Mapping) else []
+    return {**definition, "env": dict.fromkeys(names, HIDDEN)}
 
 
 async def remove_agent(s: Services, name: str) -> Agent | NotFound:

@@ -25,6 +25,11 @@ class Owner:
     key_id: str | None = None
 
     @property
+    def is_admin(self) -> bool:
+        """Whether this user administers the installation."""
+        return self.role == "admin"
+
+    @property
     def tongue(self) -> Language:
         """The language that texts are written in for this user."""
         return Language(self.language)
