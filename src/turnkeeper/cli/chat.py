@@ -36,7 +36,7 @@ def chat(connect: Connect, text: str | None, agent: str, thread: str | None, wor
 
     if text is not None and not text.strip():
         raise click.BadArgumentUsage(
-            "the message TEXT is empty; write what the agent should do, or leave TEXT away for a talk"
+            "the message is empty; write what the agent should do, or leave TEXT away for a talk"
         )
     with connect() as client:
         if thread is None:

@@ -2,15 +2,13 @@
 
 import asyncio
 import contextlib
-import json
 import shutil
 import socket
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
-import click
-
+from turnkeeper.cli.output import say, say_json
 from turnkeeper.cli.runs import print_changes, print_runs
 from turnkeeper.cli.stream import Printer
 from turnkeeper.client.owner import OwnerClient
@@ -35,7 +33,7 @@ def run_demo(*, once: bool, data: Path | None, port: int | None, unsafe_no_isola
     async def show(running: Running) -> None:
         start_ms = round((system_clock.monotonic() - started) * 1000, 1)
         if not as_json:
-            click.echo(f"everything runs after {start_ms / 1000:.1f} s; the page is at {running.url}")
+            say(f"everything runs after {start_ms / 1000:.1f} s; the page is at {running.url}")
         key = running.data.owner_key.read_text().strip()
         with OwnerClient(running.url, key) as client:
             try:
@@ -60,7 +58,7 @@ def run_demo(*, once: bool, data: Path | None, port: int | None, unsafe_no_isola
         with contextlib.suppress(_Ended):
             run_up(settings, on_ready=show)
     if not reports:
-        click.echo("the demo was stopped before its conversation had ended", err=True)
+        say("the demo was stopped before its conversation had ended", err=True)
     return 1 if not reports or reports[0].broken else 0
 
 
@@ -70,9 +68,9 @@ def _converse(client: OwnerClient, running: Running, *, as_json: bool) -> DemoRe
     def on_turn(number: int, what: str, text: str) -> None:
         if not as_json:
             printer.finish_line()
-            click.secho(f"\nturn {number}: {what}", bold=True)
+            say(f"\nturn {number}: {what}", bold=True)
             for line in text.splitlines():
-                click.secho(f"> {line}", fg="cyan")
+                say(f"> {line}", fg="cyan")
 
     def on_event(event: object) -> None:
         from turnkeeper.client.owner import StreamEvent
@@ -87,22 +85,22 @@ def _converse(client: OwnerClient, running: Running, *, as_json: bool) -> DemoRe
 
 def _summary(report: DemoReport, running: Running, start_ms: float, *, once: bool, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({**report.as_json(), "start_ms": start_ms, "page": running.url}))
+        say_json({**report.as_json(), "start_ms": start_ms, "page": running.url})
         return
-    click.echo()
+    say()
     print_runs([turn.run for turn in report.turns])
     for number, turn in enumerate(report.turns, start=1):
-        click.echo(f"turn {number}: first text after {turn.first_text_ms} ms, ended after {turn.took_ms} ms")
+        say(f"turn {number}: first text after {turn.first_text_ms} ms, ended after {turn.took_ms} ms")
         if turn.run.snapshot:
             print_changes(turn.run.snapshot.unavailable_why, turn.run.snapshot.changes)
     for line in report.broken:
-        click.secho(f"not as promised: {line}", fg="red", err=True)
-    click.echo()
+        say(f"not as promised: {line}", fg="red", err=True)
+    say()
     if once:
-        click.echo(f"The page was at {running.url}; without --once it stays up.")
+        say(f"The page was at {running.url}; without --once it stays up.")
     elif not report.broken:
-        click.echo(f"The page: {running.link}   (opens once; Ctrl-C stops everything)")
-        click.echo(f"More:     {command('chat hello', running.data, running.url)}")
+        say(f"The page: {running.link}   (opens once; Ctrl-C stops everything)")
+        say(f"More:     {command('chat hello', running.data, running.url)}")
 
 
 @contextlib.contextmanager
