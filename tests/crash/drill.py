@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import psycopg
 
+from crash.watch import Watch
 from e2e.harness import Product, Received
 from turnkeeper.client.failures import CallError, ClientError
 from turnkeeper.domain.history import History
@@ -154,6 +155,8 @@ class DrillProduct(Product):
     def __init__(self) -> None:
         super().__init__(TIMES)
         self.plan = Plan(self.root / "plan", self._manager_pids)
+        self.watch = Watch(self.agents_of_all)
+        self.watch.start()
         self.recorded: History | None = None
         """What the database held when the last cell was judged."""
 
@@ -167,6 +170,7 @@ class DrillProduct(Product):
 
     def _end(self) -> None:
         self.plan.close()
+        self.watch.close()
         super()._end()
 
 

@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from crash.drill import AGENTS, LEASE_S, LOOK_S, Drill
+from crash.watch import Use, now, processes_seen
 from e2e.harness import command_of
 from turnkeeper.domain.history import Finding, History, check, check_succession
 from turnkeeper.domain.history.facts import LedgerEntry
@@ -132,8 +133,28 @@ def _findings(drill: Drill) -> list[Finding]:
 
 async def _collect(drill: Drill) -> History:
     ledger = [LedgerEntry(entry.text) for agent in AGENTS for entry in drill.product.ledger(agent)]
+    processes = processes_seen(drill.product.watch.look(), _uses(drill))
     async with open_database(drill.product.dsn, min_size=1, max_size=1, check=False) as db:
-        return await collect(db, Timing(lease_ttl_s=LEASE_S), ledger=ledger, slack_s=0.0)
+        return await collect(db, Timing(lease_ttl_s=LEASE_S), ledger=ledger, processes=processes, slack_s=0.0)
+
+
+def _uses(drill: Drill) -> list[Use]:
+    """Which agent received the prompts of this drill's runs, for the activation that was admitted (D-03)."""
+    wall_s = time.time() - now()
+    uses: list[Use] = []
+    for run_id in drill.marks:
+        admitted = drill.product.rows(
+            "SELECT a.id, r.thread_id FROM activations a JOIN runs r ON r.id = a.run_id "
+            "WHERE a.run_id = %s AND a.admitted_at IS NOT NULL",
+            run_id,
+        )
+        if len(admitted) == 1:  # of more than one there is a finding of its own, and nobody knows whose the prompt was
+            (one,) = admitted
+            uses += [
+                Use(str(one["id"]), str(one["thread_id"]), entry.pid, entry.at_s - wall_s)
+                for entry in drill.received(run_id)
+            ]
+    return uses
 
 
 def let_go(drill: Drill) -> None:
