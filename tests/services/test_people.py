@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from harness.postgres import DatabaseClock, Sessions
 from services.driver import HOST, Driver, wanted
-from turnkeeper.domain.agent import AgentDefinition
+from turnkeeper.domain.agent import AgentDefinition, parse_definition
 from turnkeeper.kit.ids import digest, new_id, new_secret
 from turnkeeper.services import agents, auth, bootstrap, host_tokens, hosts, keys, metrics, readiness, sessions, users
 from turnkeeper.services.answers import Conflict, Invalid, Mismatch, NotFound
@@ -209,6 +209,30 @@ async def test_agents(driver: Driver) -> None:
     wanted(await agents.put_agent(driver.s, "fresh", {"name": "fresh", "title": "Mine", "command": ["mine"]}), Agent)
     assert not await agents.put_if_new(driver.s.db, newer)
     assert wanted(await agents.get_agent(driver.s, driver.owner, "fresh"), Agent).title == "Mine"
+
+
+async def test_a_definition_that_was_reset_follows_the_next_release(driver: Driver) -> None:
+    """What equals a release's definition goes on with the next; what somebody wrote stays, also if it once was a release's."""
+    texts = [{"name": "made", "title": f"Release {n}", "command": ["made"]} for n in (1, 2, 3)]
+    first, second, third = (wanted(parse_definition(text), AgentDefinition) for text in texts)
+    mine = {"name": "made", "title": "Mine", "command": ["mine"]}
+
+    async def title_with(release: AgentDefinition) -> str:
+        driver.s = replace(driver.s, ready_made={"made": agents.digest_of(release)})
+        await agents.put_if_new(driver.s.db, release)
+        return wanted(await agents.get_agent(driver.s, driver.owner, "made"), Agent).title
+
+    assert await title_with(first) == "Release 1"
+    wanted(await agents.put_agent(driver.s, "made", mine), Agent)
+    assert await title_with(second) == "Mine"
+    wanted(await agents.put_agent(driver.s, "made", texts[1]), Agent)  # as `agents reset` does
+    assert await title_with(third) == "Release 3"
+    wanted(await agents.put_agent(driver.s, "made", mine), Agent)
+    assert await title_with(second) == "Mine"
+    assert (
+        await title_with(wanted(parse_definition(mine), AgentDefinition)) == "Mine"
+    )  # a release ships what somebody had written: from now on it is the release's
+    assert await title_with(third) == "Release 3"
 
 
 async def test_an_agent_whose_command_is_missing_says_how_to_install_it(driver: Driver) -> None:

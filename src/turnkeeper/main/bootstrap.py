@@ -8,16 +8,14 @@ the one-time link, which is new each time.
 import asyncio
 import json
 import sys
-import tomllib
-from importlib import resources
 from pathlib import Path
 
-from turnkeeper.domain.agent import AgentDefinition, parse_definition
 from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.kit.files import write_atomic
 from turnkeeper.kit.ids import new_secret
 from turnkeeper.main.environment import Environment
 from turnkeeper.main.paths import DataDirectory
+from turnkeeper.main.ready_made import ready_made_definitions
 from turnkeeper.services import agents, bootstrap
 from turnkeeper.services.signer import Signer, new_private_pem
 from turnkeeper.store.errors import DatabaseError
@@ -38,20 +36,6 @@ def make_keys(data: DataDirectory) -> None:
         write_atomic(data.signing_key, new_private_pem())
     signer = Signer(data.signing_key.read_bytes())
     write_atomic(data.signing_public_keys, json.dumps({signer.kid: signer.public_pem}).encode())
-
-
-def ready_made_definitions() -> list[AgentDefinition]:
-    """The definitions that come with the product."""
-    found: list[AgentDefinition] = []
-    for file in sorted(
-        resources.files("turnkeeper.agents").joinpath("definitions").iterdir(), key=lambda one: one.name
-    ):
-        if file.name.endswith(".toml"):
-            definition = parse_definition(tomllib.loads(file.read_text()))
-            if isinstance(definition, list):
-                raise SettingRefused(*(f"{file.name}: {line}" for line in definition))
-            found.append(definition)
-    return found
 
 
 async def _ensure_owner(db: Database, data: DataDirectory) -> str:

@@ -27,6 +27,7 @@ from turnkeeper.main.environment import Environment, ListenAddress, parse_listen
 from turnkeeper.main.outside import ProvisionerCommands, ProvisionerDeleter
 from turnkeeper.main.preflight import require_log_level
 from turnkeeper.main.processes import die_with_parent
+from turnkeeper.main.ready_made import ready_made_digests
 from turnkeeper.main.serve import make_server
 from turnkeeper.main.sockets import bind
 from turnkeeper.services import cleanup, reap, reconcile
@@ -151,6 +152,7 @@ async def _services(settings: ControlSettings) -> AsyncGenerator[Services]:
                 sandbox_timing=settings.sandbox_timing,
                 sandboxes=None if provisioner is None else ProvisionerDeleter(provisioner, settings.sandbox_timing),
                 commands=None if provisioner is None else ProvisionerCommands(provisioner),
+                ready_made=ready_made_digests(),
             )
         finally:
             await bus.stop()

@@ -58,12 +58,17 @@ async def put_agent(s: Services, name: str, definition: Mapping[str, object]) ->
         return Invalid(ProblemCode.BAD_REQUEST, "name", f"the definition is of {parsed.name!r}, not of {name!r}")
 
     async def work(tx: Tx) -> AgentRow:
-        return await _put(tx, parsed)
+        return await _put(tx, parsed, is_ready_made=s.ready_made.get(name) == digest_of(parsed))
 
     return await _shown(s, await s.db.run("agent.put", work))
 
 
-async def _put(tx: Tx, definition: AgentDefinition) -> AgentRow:
+def digest_of(definition: AgentDefinition) -> str:
+    """By which two definitions are compared."""
+    return canonical_sha256(definition_json(definition))
+
+
+async def _put(tx: Tx, definition: AgentDefinition, *, is_ready_made: bool) -> AgentRow:
     stored = definition_json(definition)
     return await statements.put_agent(
         tx,
@@ -71,19 +76,20 @@ async def _put(tx: Tx, definition: AgentDefinition) -> AgentRow:
         definition=stored,
         sha256=canonical_sha256(stored),
         runtime_policy=definition.runtime_policy.value,
+        is_ready_made=is_ready_made,
     )
 
 
 async def put_if_new(db: Database, definition: AgentDefinition) -> bool:
     """Add a ready-made definition, unless there is or was an agent of that name; whether it was added.
 
-    One that comes from an earlier release and that nobody has replaced or removed is brought to this release's.
+    One that comes from an earlier release, was reset to it or equals it is brought to this release's, unless it was removed.
     """
     stored = definition_json(definition)
 
     async def work(tx: Tx) -> bool:
         if await statements.get_agent(tx, definition.name) is None:
-            await _put(tx, definition)
+            await _put(tx, definition, is_ready_made=True)
             return True
         await statements.refresh_agent(
             tx,

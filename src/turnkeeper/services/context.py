@@ -1,6 +1,6 @@
 """What every use case is given: the database, the signals, the settings, and the few things outside that it may ask."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -63,6 +63,8 @@ class Services:
     """None: no provisioner is configured. Fences of scopes that never had a sandbox are cleared all the same."""
     commands: CommandCheck | None = None
     """None: nothing is said to be missing."""
+    ready_made: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The digests of the agent definitions that come with this release, by name: what is stored as one follows the next."""
     clock: Clock = system_clock
     accepted_tokens: dict[bytes, TokenOwner] = field(default_factory=dict[bytes, TokenOwner])
     """Tokens of accepted attempts by their hash, the newest `services.auth.REMEMBERED_MAX`: facts that never change."""

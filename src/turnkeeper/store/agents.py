@@ -9,7 +9,10 @@ from turnkeeper.store.tx import Reader, Tx, jsonb
 
 @dataclass(frozen=True)
 class AgentRow:
-    """A row of `agents`. `definition` is what `agents add` stored, as JSON."""
+    """A row of `agents`. `definition` is what `agents add` stored, as JSON.
+
+    Both times are equal for what comes with a release, or was never replaced: only that is brought to a newer release's.
+    """
 
     name: str
     definition: dict[str, Any]
@@ -20,16 +23,18 @@ class AgentRow:
     removed_at: datetime | None
 
 
-async def put_agent(tx: Tx, *, name: str, definition: dict[str, Any], sha256: str, runtime_policy: str) -> AgentRow:
-    """Add or replace a definition; a removed one comes back. As long as it was never replaced, both its times are equal."""
+async def put_agent(
+    tx: Tx, *, name: str, definition: dict[str, Any], sha256: str, runtime_policy: str, is_ready_made: bool
+) -> AgentRow:
+    """Add or replace a definition; a removed one comes back. `is_ready_made`: it is what comes with this release."""
     row = await tx.fetch_one(
         "INSERT INTO agents AS a (name, definition, sha256, runtime_policy, created_at, updated_at) "
         "SELECT %s, %s, %s, %s, t.at, t.at FROM (SELECT tk_now() AS at) t "
         "ON CONFLICT (name) DO UPDATE SET definition = EXCLUDED.definition, sha256 = EXCLUDED.sha256, "
         "runtime_policy = EXCLUDED.runtime_policy, removed_at = NULL, "
-        "updated_at = CASE WHEN a.sha256 = EXCLUDED.sha256 THEN a.updated_at ELSE tk_now() END "
+        "updated_at = CASE WHEN %s THEN a.created_at WHEN a.sha256 = EXCLUDED.sha256 THEN a.updated_at ELSE tk_now() END "
         "RETURNING name, definition, sha256, runtime_policy, created_at, updated_at, removed_at",
-        (name, jsonb(definition), sha256, runtime_policy),
+        (name, jsonb(definition), sha256, runtime_policy, is_ready_made),
         as_=AgentRow,
     )
     assert row is not None  # noqa: S101 - an upsert returns its row
@@ -37,10 +42,10 @@ async def put_agent(tx: Tx, *, name: str, definition: dict[str, Any], sha256: st
 
 
 async def refresh_agent(tx: Tx, *, name: str, definition: dict[str, Any], sha256: str, runtime_policy: str) -> int:
-    """Bring a definition that nobody has replaced or removed to a newer one of ours. Zero: somebody has."""
+    """Bring a definition that follows the release to this one's; one that equals it follows from now on. Zero: none of both."""
     return await tx.execute(
-        "UPDATE agents SET definition = %s, sha256 = %s, runtime_policy = %s WHERE name = %s AND sha256 <> %s "
-        "AND created_at = updated_at AND removed_at IS NULL",
+        "UPDATE agents SET definition = %s, sha256 = %s, runtime_policy = %s, updated_at = created_at "
+        "WHERE name = %s AND removed_at IS NULL AND (sha256 = %s) <> (created_at = updated_at)",
         (jsonb(definition), sha256, runtime_policy, name, sha256),
     )
 
