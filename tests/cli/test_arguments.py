@@ -8,7 +8,18 @@ import pytest
 from api.world import World
 from cli.terminal import turnkeeper
 from turnkeeper.cli import arguments
-from turnkeeper.cli.arguments import DIRECTORY, GIVEN, HOST_NAME, KEY_ID, KEY_NAME, TITLE, USER_NAME, WORKDIR, shown
+from turnkeeper.cli.arguments import (
+    ADDRESS,
+    DIRECTORY,
+    GIVEN,
+    HOST_NAME,
+    KEY_ID,
+    KEY_NAME,
+    TITLE,
+    USER_NAME,
+    WORKDIR,
+    shown,
+)
 from turnkeeper.cli.output import visible
 from turnkeeper.cli.root import run
 
@@ -71,8 +82,8 @@ STARTING = {
     "db check": ("--database", GIVEN, ("db", "check", "--database={}")),
     "db upgrade": ("--database", GIVEN, ("db", "upgrade", "--database={}")),
     "up data": ("--data", DIRECTORY, ("up", "--data={}")),
-    "up host": ("--host", GIVEN, ("up", "--host={}")),
-    "up allowed host": ("--allowed-host", GIVEN, ("up", "--allowed-host={}")),
+    "up host": ("--host", ADDRESS, ("up", "--host={}")),
+    "up allowed host": ("--allowed-host", ADDRESS, ("up", "--allowed-host={}")),
     "demo data": ("--data", DIRECTORY, ("demo", "--once", "--data={}")),
 }
 

@@ -12,6 +12,7 @@ import pytest
 
 from api.world import World
 from cli.terminal import Ran, environment
+from harness.postgres import private_directory
 
 Tk = Callable[..., Ran]
 GONE = "gone"
@@ -166,3 +167,21 @@ def test_the_tokens_of_an_unknown_host(tk: Tk) -> None:
         == "revoked; host second has 0 valid tokens left\n"
     )
     assert tk("hosts", "revoke", "second").status == 0
+
+
+@pytest.mark.timeout(120)
+def test_up_whose_output_is_full_ends_with_one_line(tmp_path: Path) -> None:
+    """The link to the page is shown there alone; what was started is ended again."""
+    with private_directory() as data:
+        line = f"{shlex.join([sys.executable, '-m', 'turnkeeper', 'up', '--unsafe-no-isolation', '--port', '0'])} > /dev/full"
+        done = subprocess.run(
+            ["/bin/sh", "-c", line],
+            env=environment(tmp_path, {"TURNKEEPER_DATA": str(data)}),
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: the link to the page was made, but could not be shown")
+    assert "unexpected" not in done.stderr

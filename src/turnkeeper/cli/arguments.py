@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 SHOWN_MAX = 40
+ADDRESS_MAX = 253  # RFC 1035: of a name that is written with dots
 NAME_BYTES_MAX, PATH_BYTES_MAX = 255, 4095  # Linux: of one file's name, and of a path
 SEQ_MAX = (1 << 63) - 1
 
@@ -113,6 +114,15 @@ class _Given(_Checked):
         return None if value.strip() else "it is empty; give a value or leave the option away"
 
 
+class _Address(_Checked):
+    """A host's address or name, as far as any could be one; the system says whether it is."""
+
+    def fault(self, value: str) -> str | None:
+        if value and len(value) <= ADDRESS_MAX and value.isprintable() and not any(map(str.isspace, value)):
+            return None
+        return f"give the name or the address of a host, of at most {ADDRESS_MAX} characters and without blanks"
+
+
 class _Directory(_Checked):
     """A path that a file system could hold; whether it is there is the command's to say."""
 
@@ -139,4 +149,5 @@ KEY_NAME = Label(least=1, most=200)
 TITLE = Label(least=0, most=1000)
 THREAD_ID, RUN_ID, KEY_ID, TOKEN_ID = Id("conversation"), Id("run"), Id("key"), Id("token")
 GIVEN = _Given()
+ADDRESS = _Address()
 DIRECTORY = _Directory()

@@ -27,6 +27,10 @@ _OBEYED = re.compile("\r(?=\n)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
+class OutputRefused(OSError):  # noqa: N818 - the house style: the name says what happened
+    """Standard output does not take what is said: it is full, or its reader left (`EPIPE`)."""
+
+
 def visible(text: str) -> str:
     """`text` with everything that a terminal would carry out replaced by a sign for it, such as `␛` or `<U+202E>`."""
     return _OBEYED.sub(_sign, text)
@@ -47,14 +51,22 @@ def _sign(found: re.Match[str]) -> str:
 
 
 def say(text: str = "", *, nl: bool = True, err: bool = False, **style: Any) -> None:
-    """Print text in which something may be that somebody else wrote. `style` as for `click.style`."""
-    click.secho(visible(text), nl=nl, err=err, **style)
+    """Print text in which something may be that somebody else wrote. `style` as for `click.style`. `OutputRefused`."""
+    try:
+        click.secho(visible(text), nl=nl, err=err, **style)
+    except OSError as error:
+        if err:
+            raise
+        raise OutputRefused(error.errno, error.strerror) from error
 
 
 def say_json(value: object) -> None:
     """One JSON value on one line. On a terminal what it would carry out is escaped, which is the same value."""
     text = json.dumps(value, ensure_ascii=False)
-    click.echo(escaped(text) if sys.stdout.isatty() else text)
+    try:
+        click.echo(escaped(text) if sys.stdout.isatty() else text)
+    except OSError as error:
+        raise OutputRefused(error.errno, error.strerror) from error
 
 
 def print_json(value: "BaseModel | Sequence[BaseModel] | dict[str, Any]") -> None:

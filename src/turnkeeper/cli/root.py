@@ -3,6 +3,7 @@
 Exit status: 0 done, 1 failed (one line on stderr says what), 2 used wrongly.
 """
 
+import errno
 import io
 import os
 import re
@@ -13,7 +14,7 @@ import click
 
 from turnkeeper import __version__
 from turnkeeper.cli.lazy import LazyGroup
-from turnkeeper.cli.output import say
+from turnkeeper.cli.output import OutputRefused, say
 
 COMMANDS = {
     "demo": ("turnkeeper.cli.demo:demo", "Start everything and run a conversation of three turns in a sandbox."),
@@ -84,7 +85,7 @@ def _run(args: list[str] | None) -> int:
         _complain(f"error: {error.format_message()}")
         return error.exit_code
     except Exception as error:  # the last door: whatever comes is one line
-        if isinstance(error, OSError) and _is_broken(sys.stdout):
+        if isinstance(error, OutputRefused) or (isinstance(error, OSError) and _is_broken(sys.stdout)):
             return _unwritable(error)
         return _unexpected(error)
     return status if isinstance(status, int) else 0
@@ -110,7 +111,7 @@ def _flushed(status: int) -> int:
 
 def _unwritable(error: OSError) -> int:
     """The status, and one line unless it is only that the reader of our output went away, as `| head` does."""
-    if not isinstance(error, BrokenPipeError):
+    if error.errno != errno.EPIPE:
         _complain(f"error: the output cannot be written ({os.strerror(error.errno or 0)})")
     return 1
 

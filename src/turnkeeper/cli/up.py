@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from turnkeeper.cli.arguments import DIRECTORY, GIVEN
+from turnkeeper.cli.arguments import ADDRESS, DIRECTORY
+from turnkeeper.cli.handover import shown_once
 from turnkeeper.cli.output import json_option
 
 
@@ -17,12 +18,12 @@ from turnkeeper.cli.output import json_option
     help="Data directory; default: ~/.local/share/turnkeeper.",
 )
 @click.option(
-    "--host", "address", type=GIVEN, default="127.0.0.1", show_default=True, help="Address of the page and the API."
+    "--host", "address", type=ADDRESS, default="127.0.0.1", show_default=True, help="Address of the page and the API."
 )
 @click.option(
     "--allowed-host",
     "allowed_hosts",
-    type=GIVEN,
+    type=ADDRESS,
     multiple=True,
     metavar="NAME",
     help="A further name by which page and API are reached; may be repeated. --host is one by itself; `*` for any name.",
@@ -63,7 +64,13 @@ def up(
 
     DATABASE_URL, if set, is used instead of the embedded PostgreSQL.
     """
-    from turnkeeper.main.up import UpSettings, announce, run_up
+    from turnkeeper.main.up import Running, UpSettings, announce, run_up
+
+    def tell(running: Running) -> None:
+        with shown_once(
+            "the link to the page was made", "everything stops again; start it with an output that takes it"
+        ):
+            announce(running, as_json=as_json)
 
     settings = UpSettings.of_environment(
         data,
@@ -74,4 +81,4 @@ def up(
         end_sandboxes=end_sandboxes,
         allowed_hosts=allowed_hosts,
     )
-    return run_up(settings, on_ready=lambda running: announce(running, as_json=as_json))
+    return run_up(settings, on_ready=tell)
