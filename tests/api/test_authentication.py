@@ -174,6 +174,35 @@ def test_problems_speak_the_owners_language(world: World) -> None:
     assert problem(world.client().get("/v1/me"), 401, "unauthorized")["title"] == "A valid key is needed"
 
 
+def test_details_speak_the_owners_language(world: World) -> None:
+    """Codes, fields and values are the same in both; what a detail was said in English only stays that."""
+    http = world.owner.http
+    thread, held = (world.owner.conversation()["thread_id"] for _ in range(2))
+    place = world.owner.good("GET", f"/v1/conversations/{held}")["workdir"]
+    assert http.delete(f"/v1/conversations/{thread}").status_code in (200, 202, 204)
+
+    def details() -> list[str]:
+        asked = {
+            "empty_prompt": http.post(f"/v1/conversations/{held}/messages", json={"text": " "}),
+            "conversation_closed": http.post(f"/v1/conversations/{thread}/messages", json={"text": "x"}),
+            "workdir_held": http.post("/v1/conversations", json={"agent": "scripted", "workdir": place}),
+            "unknown_agent": http.post("/v1/conversations", json={"agent": "none"}),
+            "bad_request": http.post("/v1/conversations", json={"agnt": "none", "x": 1}),
+            "not_found": http.get(f"/v1/runs/{new_id()}"),
+        }
+        return [problem(answer, answer.status_code, code)["detail"] for code, answer in asked.items()]
+
+    assert all(detail.isascii() for detail in details())
+    assert http.patch("/v1/me", json={"language": "zh"}).json()["language"] == "zh"
+    empty, closed, workdir, unknown, bad, missing = details()
+    assert empty == "消息为空，请至少输入一个字符"
+    assert closed == f"对话 {thread} 已关闭，请开始新的对话"
+    assert f"与对话 {held}（open）占用的" in workdir
+    assert unknown == "没有名为 'none' 的智能体，请查看智能体列表"
+    assert bad == "缺少 agent（另有 2 处）"
+    assert missing == "找不到该运行"
+
+
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "127.0.0.1.evil.example:8420", "", "10.0.0.1", "[::1].evil", "[", "127.0.0.1:x", "127.0.0.1:1:2"],

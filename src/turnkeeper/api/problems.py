@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from turnkeeper.domain.errors import ErrorCode, Language, ProblemCode, problem_title, sentence
+from turnkeeper.domain.said import Said, in_language
 from turnkeeper.kit.log import redact_text
 from turnkeeper.kit.text import clean
 from turnkeeper.wire.problem import PROBLEM_MEDIA_TYPE, Problem
@@ -91,7 +92,7 @@ class ProblemRaised(Exception):  # noqa: N818 - what it carries is the name
         self.extra = {**(extra or {}), **({} if field is None else {"field": field})}
 
     def response(self, language: Language) -> Response:
-        """The answer, its title in the reader's language."""
+        """The answer, in the reader's language: its title, and its detail where that was said in it."""
         return problem_response(self.code, self.detail, language=language, headers=self.headers, extra=self.extra)
 
 
@@ -110,7 +111,7 @@ def problem_response(
         title=problem_title(code, language) if run_error is None else sentence(run_error, language),
         status=status,
         code=code.value if run_error is None else run_error.value,
-        detail=one_line(detail),
+        detail=one_line(in_language(detail, language)),
         retryable=code in RETRYABLE,
         **(extra or {}),
     )
@@ -154,15 +155,18 @@ def from_errors(errors: Sequence[Mapping[str, Any]]) -> ProblemRaised:
         why = first.get("ctx", {}).get("error", first["msg"])
         return ProblemRaised(ProblemCode.INVALID_JSON, f"the body is not JSON: {why}")
     field = ".".join(str(part) for part in first["loc"] if part not in {"body", "query", "path", "header"}) or "body"
-    rest = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return ProblemRaised(ProblemCode.BAD_REQUEST, f"{_sentence(field, first)}{rest}", field=one_line(field))
+    said = _sentence(field, first)
+    if len(errors) > 1:
+        more = len(errors) - 1
+        said = Said(f"{said} (and {more} more)", f"{in_language(said, Language.ZH)}（另有 {more} 处）")
+    return ProblemRaised(ProblemCode.BAD_REQUEST, said, field=one_line(field))
 
 
 def _sentence(field: str, error: Mapping[str, Any]) -> str:
     field = one_line(field)[:100]
     if error["type"] == "missing":
-        return f"{field} is missing"
+        return Said(f"{field} is missing", f"缺少 {field}")
     if error["type"] == "extra_forbidden":
-        return f"{field} is not a field of this request"
+        return Said(f"{field} is not a field of this request", f"{field} 不是此请求的字段")
     message = str(error["msg"])
     return f"{field} is {shown(error.get('input'))}: {message[:1].lower()}{message[1:]}"

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from turnkeeper.api.problems import ProblemRaised, problem_response
 from turnkeeper.domain.errors import Language, ProblemCode, sentence
+from turnkeeper.domain.said import Said, no_such
 from turnkeeper.services.answers import (
     ClaimsRefused,
     Conflict,
@@ -70,14 +71,18 @@ def _problem(result: Unwanted) -> ProblemRaised:
         case Gone(detail):
             return ProblemRaised(ProblemCode.GONE, detail)
         case NotFound(what):
-            return ProblemRaised(ProblemCode.NOT_FOUND, f"there is no such {what}")
+            return ProblemRaised(ProblemCode.NOT_FOUND, no_such(what))
         case Invalid(code, field, detail, extra):
             return ProblemRaised(code, detail, field=field, extra=extra)
         case Conflict(code, detail, extra):
             return ProblemRaised(code, detail, extra=extra)
         case Mismatch():
             return ProblemRaised(
-                ProblemCode.IDEMPOTENCY_MISMATCH, "this Idempotency-Key was used with another body; choose a new key"
+                ProblemCode.IDEMPOTENCY_MISMATCH,
+                Said(
+                    "this Idempotency-Key was used with another body; choose a new key",
+                    "此 Idempotency-Key 已用于另一个正文，请换一个新的",
+                ),
             )
         case ClaimsRefused(detail):
             return ProblemRaised(ProblemCode.CLAIMS_REFUSED, detail)

@@ -1,6 +1,7 @@
 """Conversations: create, read, close. Other people's ids are not found."""
 
 from turnkeeper.domain.errors import ErrorCode, ProblemCode
+from turnkeeper.domain.said import Said
 from turnkeeper.domain.sandbox import Workdir, WorkdirRefused, overlaps, parse_workdir
 from turnkeeper.kit.ids import is_id, new_id
 from turnkeeper.kit.text import clean, cut
@@ -51,7 +52,12 @@ async def _create(
     agent = await agents.get_agent(tx, clean(request.agent))
     if agent is None or agent.removed_at is not None:
         return Invalid(
-            ProblemCode.UNKNOWN_AGENT, "agent", f"there is no agent {clean(request.agent)!r}; see the list of agents"
+            ProblemCode.UNKNOWN_AGENT,
+            "agent",
+            Said(
+                f"there is no agent {clean(request.agent)!r}; see the list of agents",
+                f"没有名为 {clean(request.agent)!r} 的智能体，请查看智能体列表",
+            ),
         )
     place = workdir or Workdir(f"conversations/{thread_id}")
     held = await _held(tx, owner.uid, place)
@@ -79,8 +85,12 @@ async def _held(tx: Tx, uid: str, place: Workdir) -> Conflict | None:
         if isinstance(other, WorkdirRefused) or overlaps(place, other):
             return Conflict(
                 ProblemCode.WORKDIR_HELD,
-                f"the Workdir {place.path!r} overlaps {hold.workdir!r}, which conversation {hold.runtime_scope_id} "
-                f"({hold.state}) holds; choose another one, or close that conversation",
+                Said(
+                    f"the Workdir {place.path!r} overlaps {hold.workdir!r}, which conversation {hold.runtime_scope_id} "
+                    f"({hold.state}) holds; choose another one, or close that conversation",
+                    f"工作目录 {place.path!r} 与对话 {hold.runtime_scope_id}（{hold.state}）占用的 {hold.workdir!r} 重叠，"
+                    "请另选一个，或关闭那个对话",
+                ),
                 {"holder": hold.runtime_scope_id, "state": hold.state, "workdir": hold.workdir},
             )
     return None

@@ -2,6 +2,7 @@
 
 from turnkeeper.domain.errors import ProblemCode
 from turnkeeper.domain.run import DeliveryStatus, RunStatus
+from turnkeeper.domain.said import Said
 from turnkeeper.kit.ids import is_id, new_id
 from turnkeeper.kit.text import clean
 from turnkeeper.services.answers import Conflict, Invalid, Mismatch, NotFound
@@ -43,13 +44,17 @@ async def submit(
 
 def _fault(s: Services, text: str) -> Invalid | None:
     if not text.strip():
-        return Invalid(ProblemCode.EMPTY_PROMPT, "text", "the message is empty; write at least one character")
+        said = Said("the message is empty; write at least one character", "消息为空，请至少输入一个字符")
+        return Invalid(ProblemCode.EMPTY_PROMPT, "text", said)
     size = len(text.encode("utf-8"))
     if size > s.limits.prompt_bytes_max:
         return Invalid(
             ProblemCode.PROMPT_TOO_LARGE,
             "text",
-            f"the message has {size} bytes; at most {s.limits.prompt_bytes_max} are allowed",
+            Said(
+                f"the message has {size} bytes; at most {s.limits.prompt_bytes_max} are allowed",
+                f"消息有 {size} 字节，最多允许 {s.limits.prompt_bytes_max} 字节",
+            ),
             {"size_bytes": size, "size_bytes_max": s.limits.prompt_bytes_max},
         )
     return None
@@ -68,11 +73,19 @@ async def _submit(tx: Tx, s: Services, owner: Owner, thread_id: str, scope: str,
         return NO_CONVERSATION
     if conversation.state != "open":
         code = ProblemCode.CONVERSATION_LOST if conversation.state == "lost" else ProblemCode.CONVERSATION_CLOSED
-        return Conflict(code, f"conversation {thread_id} is {conversation.state}; start a new one")
+        state = "已无法继续使用" if conversation.state == "lost" else "已关闭"
+        said = Said(
+            f"conversation {thread_id} is {conversation.state}; start a new one",
+            f"对话 {thread_id} {state}，请开始新的对话",
+        )
+        return Conflict(code, said)
     if await runs.waiting_count(tx, thread_id) >= s.limits.queue_max:
         return Conflict(
             ProblemCode.QUEUE_FULL,
-            f"{s.limits.queue_max} messages wait in this conversation already, which is the limit",
+            Said(
+                f"{s.limits.queue_max} messages wait in this conversation already, which is the limit",
+                f"该对话中已有 {s.limits.queue_max} 条消息在等待，达到上限",
+            ),
         )
     run = await runs.insert_chat(
         tx,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from turnkeeper.domain.errors import Language, ProblemCode, problem_title
+from turnkeeper.domain.said import in_language, no_such
 from turnkeeper.services.answers import Conflict, Invalid, Mismatch, NotFound
 
 Unwanted = Conflict | Invalid | Mismatch | NotFound
@@ -29,11 +30,11 @@ def problem_of(result: Unwanted, language: Language) -> PageProblem:
         case Mismatch():
             return page_problem(422, ProblemCode.IDEMPOTENCY_MISMATCH, language)
         case NotFound(what):
-            return page_problem(404, ProblemCode.NOT_FOUND, language, f"there is no such {what}")
+            return page_problem(404, ProblemCode.NOT_FOUND, language, no_such(what))
         case _:
             assert_never(result)
 
 
 def page_problem(status: int, code: ProblemCode, language: Language, detail: str = "") -> PageProblem:
     """A problem of our own."""
-    return PageProblem(status, code, problem_title(code, language), detail)
+    return PageProblem(status, code, problem_title(code, language), in_language(detail, language))
