@@ -9,7 +9,9 @@ from e2e.harness import Product
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Result[pytest.TestReport]]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Result[pytest.TestReport]]:
     """With a test that failed goes what its products logged: a machine that ran it keeps nothing else (K-10)."""
     outcome = yield
     report = outcome.get_result()
