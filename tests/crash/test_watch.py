@@ -62,3 +62,13 @@ def test_a_use_is_of_the_newest_process_that_had_begun_by_then() -> None:
     uses = [Use("a", "beta", 7, 12.0), Use("b", "beta", 7, 25.0), Use("c", "other", 7, 25.0), Use("d", "beta", 8, 25.0)]
     told = [(one.activation_id, one.process) for one in processes_seen(both, uses)]
     assert told == [("a", "70/1000"), ("b", "80/2000")]
+
+
+def test_where_two_processes_can_be_meant_none_is_told_of() -> None:
+    """Ephemeral turns follow each other faster than the clocks can tell apart, each in a sandbox that counts its pids anew."""
+    old = Sighting("beta", OLD, 7, 10.0, 19.9, gone=True)
+    soon = Sighting("beta", NEW, 7, 20.3, 30.0)
+    assert processes_seen([old, soon], [Use("a", "beta", 7, 19.5)]) == []
+    assert (
+        processes_seen([old], [Use("b", "beta", 7, 25.0)]) == []
+    )  # dead long before: the one that it was, was never seen

@@ -114,17 +114,22 @@ def processes_seen(sightings: Iterable[Sighting], uses: Iterable[Use]) -> list[P
     known = list(sightings)
     found: list[ProcessSeen] = []
     for use in uses:
-        candidates = [
-            one
-            for one in known
-            if (one.thread_id, one.inner_pid) == (use.thread_id, use.inner_pid) and one.began_at <= use.at + CLOCKS_S
-        ]
-        if not candidates:
+        candidates = [one for one in known if _may_be(one, use)]
+        # The next sandbox of a conversation begins its pids anew, and may begin within what the clocks differ: where more
+        # than one process can be meant, none is told of.
+        if len(candidates) != 1:
             continue
-        # Pids of one sandbox are not given twice; the next sandbox of a conversation begins them anew.
-        one = max(candidates, key=lambda candidate: candidate.began_at)
+        one = candidates[0]
         dead_at = one.alive_at if one.gone else None
         found.append(
             ProcessSeen(use.activation_id, f"{one.process.pid}/{one.process.start_ticks}", one.began_at, dead_at)
         )
     return found
+
+
+def _may_be(one: Sighting, use: Use) -> bool:
+    """Whether it is the process that received the prompt: it had begun by then, and was not seen last long before."""
+    if (one.thread_id, one.inner_pid) != (use.thread_id, use.inner_pid):
+        return False
+    lived_until = one.alive_at + LOOK_EVERY_S if one.gone else use.at
+    return one.began_at <= use.at + CLOCKS_S and lived_until >= use.at - CLOCKS_S
