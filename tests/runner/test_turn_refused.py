@@ -72,7 +72,7 @@ def test_a_refused_step_ends_the_turn(peers: Peers, step: str, expected: Expecte
     assert peers.of("finish")[0].body["failure"]["http_status"] == 409
 
 
-@pytest.mark.parametrize("step", ["setup", "session"])
+@pytest.mark.parametrize("step", ["setup", "session", "prompt"])
 def test_a_step_after_the_switch_has_fired_says_so(peers: Peers, step: str) -> None:
     """Proves: L-12. The manager has ended the activation unfed: that end has its own code."""
     with_setup(peers).always[step] = Refuses(409, "lease_feed_lost")

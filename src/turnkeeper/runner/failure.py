@@ -103,10 +103,16 @@ class LeaseLost(Exception):  # noqa: N818
 
 
 def failure_of(error: CallError, code: ErrorCode, stage: Stage, delivered: Delivered = "no") -> Failure:
-    """The failure that a call ended with, and why, where a problem of our own said so."""
+    """The failure that a call ended with, and why, where a problem of our own said so.
+
+    In whichever step it is noticed that the dead-man's switch has ended the activation: such an end has its own code
+    (protocol.md, section 5).
+    """
     if not isinstance(error, ClientError):
         return Failure(code, stage.value, delivered, exception=exception_name(error))
     refusal = error.code if error.code in _OUR_CODES else None
+    if refusal == ErrorCode.LEASE_FEED_LOST.value:
+        code = ErrorCode.LEASE_FEED_LOST
     return Failure(
         code,
         stage.value,

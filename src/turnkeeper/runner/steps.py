@@ -235,15 +235,9 @@ def set_up(worker: Worker, progress: Progress, spec: ExecutionSpec) -> None:
     try:
         answer = worker.interruptible(lambda: manager.setup(request, timeout_s=timeout_s), manager.interrupt)
     except CallError as error:
-        raise TurnFailed(failure_of(error, _ended_code(error, ErrorCode.PREPARATION_FAILED), Stage.SETUP)) from error
+        raise TurnFailed(failure_of(error, ErrorCode.PREPARATION_FAILED, Stage.SETUP)) from error
     if not answer.ok:
         raise TurnFailed(_setup_failure(answer.results))
-
-
-def _ended_code(error: CallError, otherwise: ErrorCode) -> ErrorCode:
-    """The dead-man's switch may have ended the activation meanwhile: such an end has its own code (protocol.md, section 5)."""
-    fired = isinstance(error, ClientError) and error.code == ErrorCode.LEASE_FEED_LOST.value
-    return ErrorCode.LEASE_FEED_LOST if fired else otherwise
 
 
 def _setup_failure(results: tuple[SetupResult, ...]) -> Failure:
@@ -288,7 +282,7 @@ def open_session(worker: Worker, progress: Progress, spec: ExecutionSpec) -> str
     try:
         answer = worker.interruptible(lambda: manager.session(request, timeout_s=timeout_s), manager.interrupt)
     except CallError as error:
-        raise TurnFailed(failure_of(error, _ended_code(error, ErrorCode.SANDBOX_UNAVAILABLE), Stage.SESSION)) from error
+        raise TurnFailed(failure_of(error, ErrorCode.SANDBOX_UNAVAILABLE, Stage.SESSION)) from error
     if answer.failure is not None:
         raise TurnFailed(failure_of_agent(answer.failure, "no"))
     if answer.native_session is None:

@@ -311,9 +311,7 @@ class Supervisor:
         if activation.claims.purpose != "turn":
             return Refused("recovery", "a recovery's token starts nothing")
         if not activation.may_start:
-            # The switch's end has a code of its own (protocol 5), which the run's error tells.
-            code = "lease_feed_lost" if activation.end_code == "lease_feed_lost" else "stopped"
-            return Refused(code, f"this activation has ended: {activation.end_code}")
+            return _has_ended(activation)
         if home != activation.home:
             return Refused("home", f"home {home!r} is not the one of the take, {activation.home!r}")
         return None
@@ -355,7 +353,7 @@ class Supervisor:
             ):  # without that word the session is taken for cut, which is safe
                 await asyncio.to_thread(journal.withdrawn, *fact)
             if not activation.may_start:
-                return Refused("stopped", f"this activation has ended: {activation.end_code}")
+                return _has_ended(activation)
             ending.fail_unwritten()
             return Refused("agent_exited", "the agent had gone before the prompt was written")
         activation.turn = turn
@@ -403,6 +401,12 @@ class Supervisor:
     def receipt(self, activation: Activation) -> SettlementReceipt | Refused:
         """The settlement, the same each time."""
         return activation.receipt or Refused("not_settled", "the turn has not been settled")
+
+
+def _has_ended(activation: Activation) -> Refused:
+    """The switch's end has a code of its own (protocol 5), which the run's error tells."""
+    code = "lease_feed_lost" if activation.end_code == "lease_feed_lost" else "stopped"
+    return Refused(code, f"this activation has ended: {activation.end_code}")
 
 
 def _not_started(commands: tuple[SetupCommand, ...], why: str) -> SetupResult:
