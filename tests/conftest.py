@@ -4,10 +4,15 @@ import os
 from collections.abc import AsyncGenerator, Generator
 
 import pytest
+from hypothesis import settings
 
 from harness.postgres import DatabaseClock, PostgresServer, Sessions, postgres_server, sessions_on
 from turnkeeper.store.pool import open_database
 from turnkeeper.store.tx import Database
+
+# How long one example takes says how busy the machine is. What hangs is ended by each test's own limit.
+settings.register_profile("turnkeeper", deadline=None)
+settings.load_profile("turnkeeper")
 
 CRASH_SEED = os.environ.get("CRASH_SEED", "1")
 

@@ -42,7 +42,7 @@ def changes(draw: st.DrawFn) -> tuple[str, int, str, Any]:
     return table, place, name, draw(st.sampled_from(others))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(changes(), min_size=1, max_size=4))
 def test_the_checkers_judge_whatever_a_database_may_hold(edits: list[tuple[str, int, str, Any]]) -> None:
     """A doctor is called when rows are wrong: no combination of values makes a rule fail instead of find."""
@@ -56,7 +56,7 @@ def test_the_checkers_judge_whatever_a_database_may_hold(edits: list[tuple[str, 
         assert finding.text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(TABLES), st.integers(0, 40))
 def test_the_checkers_judge_what_is_incomplete(table: str, place: int) -> None:
     """A fact that is not there."""
@@ -162,7 +162,7 @@ async def test_corruptions_of_a_recorded_history_are_found(driver: Driver, datab
     history = await _recorded(driver, database_clock)
     assert check(history) == []
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
     @given(st.sampled_from(sorted(CORRUPTIONS)), st.integers(0, 60))
     def corrupted(what: str, which: int) -> None:
         rule, corrupt = CORRUPTIONS[what]
