@@ -215,7 +215,7 @@ POINTS: Mapping[str, tuple[Point, ...]] = {
     ),
     "next_turn": (*_WARM, *_FROM_ADMISSION),
     "long_turn": (
-        Point.COMMIT_RENEW, Point.COMMIT_HOST_HEARTBEAT, Point.CALL_HEARTBEAT, Point.CALL_SIGNALS, Point.CALL_MARK,
+        Point.COMMIT_RENEW, Point.COMMIT_HOST_HEARTBEAT, Point.CALL_HEARTBEAT, Point.CALL_MARK,
         Point.CALL_FEED,
     ),
     "longer_than_a_lease": (Point.COMMIT_REAP_LATER,),
