@@ -20,8 +20,6 @@ from turnkeeper.runner.lease import Lease, verdict_of
 from turnkeeper.runner.watchdog import Watchdog
 from turnkeeper.wire.worker import HeartbeatAnswer
 
-"""What an outage is called where a request had no whole answer after its time, though every part of it may have been in time."""
-
 
 @dataclass(frozen=True)
 class Renewed:

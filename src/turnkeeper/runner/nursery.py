@@ -21,7 +21,12 @@ REFILL_DELAY_S: Final = 0.25
 LOOK_S: Final = 10.0
 END_S: Final = 2.0
 BACKOFF_STEPS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-BACKOFF_JITTER: Final = (0.8, 1.2)
+_JITTER: Final = (0.8, 1.2)
+
+
+def backoff_s(failures: int) -> float:
+    """How long a host waits after so many failures in a row (at least one), step by step longer (H-06)."""
+    return BACKOFF_STEPS_S[min(max(failures, 1), len(BACKOFF_STEPS_S)) - 1] * jitter(*_JITTER)
 
 
 class Nursery:
@@ -89,7 +94,7 @@ class Nursery:
                 if len(self._spares) >= wanted:
                     await self._wait_taken()
                 elif not await self._add_spare():
-                    await self._clock.sleep(self._pause_s())
+                    await self._clock.sleep(backoff_s(self._failures))
         finally:
             for child in list(self._spares):
                 self._dismiss(child)
@@ -162,10 +167,6 @@ class Nursery:
         child.dismiss()
         self._taken.set()  # another is wanted
         self._dismissed = [one for one in (*self._dismissed, child) if one.exit_status is None]
-
-    def _pause_s(self) -> float:
-        step = BACKOFF_STEPS_S[min(self._failures, len(BACKOFF_STEPS_S)) - 1]
-        return step * jitter(*BACKOFF_JITTER)
 
     def _note_failure(self, why: str) -> None:
         self._failures += 1

@@ -6,9 +6,8 @@ releases end the run as failed: so the host looks before it claims, and after a 
 
 from collections.abc import Callable
 
-from turnkeeper.kit.ids import jitter
 from turnkeeper.kit.log import Logger
-from turnkeeper.runner.nursery import BACKOFF_JITTER, BACKOFF_STEPS_S
+from turnkeeper.runner.nursery import backoff_s
 from turnkeeper.runner.records import ChildRecord, ChildRecords
 
 
@@ -51,8 +50,7 @@ class Recording:
 
     def pause_s(self) -> float:
         """Until the next look, after a failed one."""
-        step_s = BACKOFF_STEPS_S[min(max(self._failures, 1), len(BACKOFF_STEPS_S)) - 1]
-        return step_s * jitter(*BACKOFF_JITTER)
+        return backoff_s(self._failures)
 
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
