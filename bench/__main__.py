@@ -24,7 +24,7 @@ from bench.throughput import measure_turns
 from bench.wire import UnexpectedAnswerError
 from turnkeeper.client.http import CallError
 
-_FULL_LOAD = Load(leases=10_000, connections=(1, 8, 32), seconds=10)
+_FULL_LOAD = Load(leases=10_000, connections=(8, 48, 256), seconds=10)
 
 
 @dataclass(frozen=True)
