@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from dataclasses import replace
 
@@ -29,6 +30,9 @@ def test_a_process_is_seen_while_it_lives_and_is_gone_afterwards(child: "subproc
     assert process is not None
     watch = Watch(lambda: {"thread": [one for one in [identify(child.pid)] if one is not None]})
     (first,) = watch.look()
+    # Start times are told in ticks of the kernel: within its first one a process cannot be seen to grow older.
+    while now() <= first.alive_at:
+        time.sleep(0.001)
     (second,) = watch.look()
     assert (first.process, first.inner_pid, first.gone) == (process, child.pid, False)
     assert first.began_at <= first.alive_at < second.alive_at < now()
