@@ -289,7 +289,7 @@ def test_a_host_gets_a_token_and_loses_it(tk: Tk) -> None:
 
 
 def test_ctrl_c_during_a_turn_cancels_it(product: Product) -> None:
-    """The turn ends as cancelled, which the command shows and tells by its status."""
+    """The turn ends as cancelled, which the command shows and tells by its status; what was shown is not shown again."""
     env = {"TURNKEEPER_URL": product.url, "TURNKEEPER_DATA": str(product.data.root)}
     command = [sys.executable, "-m", "turnkeeper", "chat", "/run touch begun-here; sleep 60", "--workdir", "ctrl-c"]
     with starting_with():  # a shell that runs these tests in the background would have it ignore Ctrl-C
@@ -302,4 +302,6 @@ def test_ctrl_c_during_a_turn_cancels_it(product: Product) -> None:
         out, err = process.communicate(timeout=40)
     assert process.returncode == 1
     assert "cancelled" in out
+    assert out.count("· session") == 1
+    assert "cancelling run " in err
     assert "Traceback" not in err

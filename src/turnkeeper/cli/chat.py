@@ -1,8 +1,9 @@
 """`turnkeeper chat`: one message, or a talk line by line."""
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +13,7 @@ from turnkeeper.cli.connection import connection_options
 from turnkeeper.cli.output import json_option, say
 
 if TYPE_CHECKING:
-    from turnkeeper.client.owner import OwnerClient
+    from turnkeeper.client.owner import OwnerClient, StreamEvent
 
 Connect = Callable[[], AbstractContextManager["OwnerClient"]]
 LOST_WITHIN_S, LOOK_S = 3.0, 0.2
@@ -57,18 +58,92 @@ def chat(connect: Connect, text: str | None, agent: str, thread: str | None, wor
 def turn(client: "OwnerClient", thread: str, text: str, *, as_json: bool) -> str:
     """One message and its whole stream; the run's final status."""
     from turnkeeper.cli.stream import show_stream
+
+    followed = _Followed(client, _submitted(client, thread, text))
+    try:
+        end = show_stream(followed.events(), as_json=as_json)
+    except KeyboardInterrupt:
+        say(f"\ncancelling run {followed.run} (Ctrl-C again leaves at once)", dim=True, err=True)
+        again = f"`turnkeeper runs cancel {followed.run}`"
+        with _noted(f"it is not known whether run {followed.run} will be cancelled; {again} asks again"):
+            client.persist(lambda: client.cancel(followed.run))
+        end = show_stream(followed.events(), as_json=as_json)
+    status = str(end.get("status"))
+    if status != "completed" and not as_json:
+        state = f"`turnkeeper conversations show {thread}` tells how the conversation stands"
+        with _noted(f"the turn has ended ({status}); {state}"):
+            _tell_if_lost(client, thread, followed.run)
+    return status
+
+
+def _submitted(client: "OwnerClient", thread: str, text: str) -> str:
+    """The id of the message's run. The message is repeated under one key while nothing answers, and so stored once."""
+    from turnkeeper.client.failures import CallError, ClientError, ConnectionFailed
     from turnkeeper.kit.ids import new_id
 
-    run = client.submit(thread, text, idempotency_key=new_id()).run.id
+    key, may_be_stored = new_id(), False
+    unknown = (
+        "it is not known whether the message was stored; "
+        f"`turnkeeper runs list --thread {thread}` shows its run if it was"
+    )
+
+    def send() -> str:
+        nonlocal may_be_stored
+        try:
+            return client.submit(thread, text, idempotency_key=key).run.id
+        except CallError as error:
+            refused = isinstance(error, ClientError) and 400 <= error.status < 500
+            never_left = isinstance(error, ConnectionFailed) and not error.sent
+            may_be_stored = may_be_stored or not (refused or never_left)
+            raise
+
     try:
-        end = show_stream(client.run_events(run), as_json=as_json)
-    except KeyboardInterrupt:
-        say("\ncancelling (Ctrl-C again leaves at once)", dim=True, err=True)
-        client.cancel(run)
-        end = show_stream(client.run_events(run), as_json=as_json)
-    if end.get("status") != "completed" and not as_json:
-        _tell_if_lost(client, thread, run)
-    return str(end.get("status"))
+        return client.persist(send)
+    except KeyboardInterrupt as error:
+        raise click.ClickException(f"stopped; {unknown}") from error
+    except CallError as error:
+        if may_be_stored:
+            error.add_note(unknown)
+        elif isinstance(error, ConnectionFailed):
+            error.add_note("the message was not sent; is `turnkeeper up` running?")
+        raise
+
+
+@dataclass
+class _Followed:
+    """A run's stream, which is taken up again after the last event that was shown."""
+
+    client: "OwnerClient"
+    run: str
+    after: int | None = None
+
+    def events(self) -> "Iterator[StreamEvent]":
+        """What was not shown yet, to the end."""
+        from turnkeeper.client.failures import CallError
+
+        try:
+            for event in self.client.run_events(self.run, self.after):
+                yield event
+                self.after = self.after if event.seq is None else event.seq
+        except CallError as error:
+            more = "" if self.after is None else f" --after {self.after}"
+            error.add_note(
+                f"the message was accepted as run {self.run}, which goes on without this command, or when the control plane "
+                f"is back; follow it with `turnkeeper runs events {self.run}{more}` instead of sending it again"
+            )
+            raise
+
+
+@contextmanager
+def _noted(note: str) -> Generator[None]:
+    """A call that fails says `note` as well."""
+    from turnkeeper.client.failures import CallError
+
+    try:
+        yield
+    except CallError as error:
+        error.add_note(note)
+        raise
 
 
 def _tell_if_lost(client: "OwnerClient", thread: str, run: str) -> None:

@@ -44,7 +44,10 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def connect(url: str, data: Path | None, *, url_named: str = "--url") -> Generator["OwnerClient"]:
-    """A client with the key of the environment, or else of the local data directory. Its failures end the command."""
+    """A client with the key of the environment, or else of the local data directory.
+
+    Its failures end the command with one line, in which an error's notes say what became of what was asked for.
+    """
     from turnkeeper.client.http import ClientError, ConnectionFailed
     from turnkeeper.client.owner import OwnerClient
 
@@ -58,12 +61,17 @@ def connect(url: str, data: Path | None, *, url_named: str = "--url") -> Generat
             yield client
         except ClientError as error:
             line = one_line(error.detail, DETAIL_MAX) or f"{error.code} ({error.status})"
-            raise click.ClickException(f"{line} (the key of {source})" if error.status == 401 else line) from error
+            line += f" (the key of {source})" if error.status == 401 else ""
+            raise click.ClickException("; ".join((line, *_notes(error)))) from error
         except ConnectionFailed as error:
+            known = _notes(error) or ["is `turnkeeper up` running, and is --url or TURNKEEPER_URL right?"]
             raise click.ClickException(
-                f"no answer from the control plane at {url} ({error.kind}): is `turnkeeper up` running, "
-                "and is --url or TURNKEEPER_URL right?"
+                f"no answer from the control plane at {url} ({error.kind}): {'; '.join(known)}"
             ) from error
+
+
+def _notes(error: Exception) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def key_and_source(data: Path | None) -> tuple[str, str]:

@@ -2,13 +2,14 @@
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel
 
-from turnkeeper.client.http import ConnectionFailed, HttpClient, path
+from turnkeeper.client.failures import CallError
+from turnkeeper.client.http import HttpClient, path
 from turnkeeper.kit.clock import Clock, system_clock
 from turnkeeper.wire.public import (
     Agent,
@@ -32,11 +33,12 @@ from turnkeeper.wire.public import (
 from turnkeeper.wire.turn import EventKind
 
 M = TypeVar("M", bound=BaseModel)
+A = TypeVar("A")
 
 # A heartbeat comment comes every 10 s: a stream silent for three of them is cut, whatever its socket says.
 STREAM_SILENCE_S = 35.0
-STREAM_RETRIES = 8
-STREAM_RETRY_S = 0.5
+RETRIES = 8
+RETRY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class OwnerClient:
         return self._http.call("POST", path("/v1/runs/{run}/cancel", run=run_id), Run)
 
     def run_events(self, run_id: str, after: int | None = None) -> Iterator[StreamEvent]:
-        """The run's events up to its `end`, across cut connections: each stored event once."""
+        """The run's events up to its `end`, across cut connections and short outages: each stored event once."""
         name = path("/v1/runs/{run}/events", run=run_id)
         failures = 0
         while True:
@@ -136,10 +138,20 @@ class OwnerClient:
                             continue
                         after = event.seq
                     yield event
-            except ConnectionFailed:
+            except CallError as error:
                 failures += 1
-                if failures > STREAM_RETRIES or self._ended.is_set():
-                    raise
+                self._require_hope(error, failures)
+            self._pause(failures)
+
+    def persist(self, call: Callable[[], A]) -> A:
+        """`call`'s answer, asked for across outages as a stream is. Only for what may be asked twice, as with one key."""
+        failures = 0
+        while True:
+            try:
+                return call()
+            except CallError as error:
+                failures += 1
+                self._require_hope(error, failures)
             self._pause(failures)
 
     # ---- agents and keys ----
@@ -246,9 +258,14 @@ class OwnerClient:
         with self._http.stream("GET", name, params=params, headers=headers, silence_s=STREAM_SILENCE_S) as stream:
             yield from parse_events(stream.lines())
 
+    def _require_hope(self, error: CallError, failures: int) -> None:
+        """Raise `error` unless another try may help and is still to be made."""
+        if not error.retryable or failures > RETRIES or self._ended.is_set():
+            raise error
+
     def _pause(self, failures: int) -> None:
         if failures:
-            self._clock.wait(self._ended, min(STREAM_RETRY_S * failures, 5.0))
+            self._clock.wait(self._ended, min(RETRY_S * failures, 5.0))
 
 
 def parse_events(lines: Iterator[bytes]) -> Iterator[StreamEvent]:
