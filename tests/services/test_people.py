@@ -270,7 +270,9 @@ async def test_readiness(driver: Driver, database_clock: DatabaseClock, sessions
     database_clock.offset(61)
     assert (await readiness.readiness(driver.s)).ready, "no host is expected"
     await host_tokens.create_token(driver.s, driver.owner.uid, HOST)
-    assert (await readiness.readiness(driver.s)).problems == ("no host was heard within 60 s",)
+    assert (await readiness.readiness(driver.s)).problems == ("no host was heard yet",)
+    long_since = replace(driver.s, started_s=driver.s.clock.monotonic() - 61)
+    assert (await readiness.readiness(long_since)).problems == ("no host was heard within 60 s",)
     await driver.heartbeat()
     assert (await readiness.readiness(driver.s)).ready
     holder = await sessions.open()

@@ -70,6 +70,8 @@ class Services:
     """Tokens of accepted attempts by their hash, the newest `services.auth.REMEMBERED_MAX`: facts that never change."""
     provisioner_url: str | None = None
     """What workers are told; None: each host knows its own."""
+    started_s: float = field(default_factory=system_clock.monotonic)
+    """Since when this control plane listens to hosts, by the monotonic clock."""
     renewals: Renewals = field(init=False)
 
     def __post_init__(self) -> None:

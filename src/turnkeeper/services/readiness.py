@@ -48,9 +48,16 @@ async def readiness(s: Services, *, expect_hosts: bool = False) -> Readiness:
         if not found.cluster:
             problems.append("claims are refused: the database is not the one that was recorded")
         if (found.expected or expect_hosts) and not found.heard:
-            problems.append(f"no host was heard within {s.timing.host_silent_s:g} s")
+            problems.append(_unheard(s))
     except TimeoutError:
         problems.append(f"a claim statement did not answer within {CLAIM_BOUND_S:g} s")
     except DatabaseError:
         problems.append("the database does not answer")
     return Readiness(not problems, tuple(problems))
+
+
+def _unheard(s: Services) -> str:
+    """Who has just started cannot say that somebody was silent for long."""
+    silent_s = s.timing.host_silent_s
+    listened_s = s.clock.monotonic() - s.started_s
+    return "no host was heard yet" if listened_s < silent_s else f"no host was heard within {silent_s:g} s"
