@@ -189,7 +189,7 @@ class Product:
                 self._up.wait()
             self._close_output()
             self._end_database()
-            complaints = end_sandboxes(self.data)
+            complaints = end_sandboxes(self.data).complaints
             left = wait_none_left(self.data.root)
             for process in left:
                 kill(process, signal.SIGKILL)

@@ -21,6 +21,7 @@ from harness.postgres import embedded_at, private_directory, throw_away
 from harness.signals import NOHUP, ignored_by, starting_with
 from turnkeeper.kit.procs import descendants, is_alive, kill
 from turnkeeper.kit.sockets import bind_unix
+from turnkeeper.provisioner.backends.local.records import sandbox_names
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -358,22 +359,82 @@ def test_a_turn_that_lives_through_a_kill_of_up_is_adopted_and_completes(product
     assert "turn 2, remembering 1 earlier turns" in product.completed(thread, "and on").text
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_turn(product: Product) -> None:
-    """The first one lets it end in time; asked again, `up` leaves it to the next start, which adopts it. Proves: H-04."""
-    agent = product.agent("hurry")
-    thread = product.conversation(agent, "hurry")
-    run_id, go = product.hold(thread, "hurry")
-    child, log = product.child(run_id), product.data.logs / "host.log"
-    drains = log.read_text().count("host_draining")
+def hurried(product: Product) -> list[str]:
+    """Stopped while a turn runs, and asked again once the host waits for it; what `up` said on its stderr meanwhile."""
+    log, errors = product.data.logs / "host.log", product.root / "up.err"
+    drains, before = log.read_text().count("host_draining"), errors.stat().st_size
     os.kill(product.up_pid, signal.SIGINT)
     wait_for(lambda: log.read_text().count("host_draining") > drains, "the host waits for its turn")
     os.kill(product.up_pid, signal.SIGINT)
     assert product.wait_ended() == 0
-    assert is_alive(child)
+    return errors.read_text()[before:].splitlines()
+
+
+def test_a_second_ctrl_c_cuts_the_turn_off(product: Product) -> None:
+    """The first one lets it end in time; asked again, its worker is gone when `up` is, and the run is never repeated.
+
+    Proves: H-04.
+    """
+    agent = product.agent("hurry")
+    thread = product.conversation(agent, "hurry")
+    run_id, _ = product.hold(thread, "hurry")
+    workers = {process for process in descendants(product.process("host").pid) if _is_a_worker(process.pid)}
+    assert product.child(run_id) in workers
+    sandbox = product.sandboxes()[thread]
+    said = hurried(product)
+    assert not any(map(is_alive, workers))
+    assert all(map(is_alive, sandbox))
+    assert "1 turn was cut off" in said[-2]
+    assert said[-1].startswith("stopped; ")
+    assert "so that conversations go on at the next start" in said[-1]
     product.start()
-    go.touch()
-    assert product.wait_status(run_id).status == "completed", product.tell()
+    run = product.wait_status(run_id)
+    assert (run.status, run.error_code) == ("failed", "outcome_unknown"), product.tell()
     assert len(product.ledger(agent)) == 1
+
+
+def _is_a_worker(pid: int) -> bool:
+    try:
+        return b"turnkeeper.runner.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_process_that_ended_is_named_in_the_log(product: Product) -> None:
+    """And it is started again."""
+    host, log = product.process("host"), product.data.logs / "up.log"
+    kill(host, signal.SIGKILL)
+
+    def ended() -> list[dict[str, object]]:
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        return [line for line in lines if line["event"] == "process_ended" and line["status"] == -signal.SIGKILL]
+
+    told = wait_for(ended, "it is told")[-1]
+    assert (told["process"], told["name"]) == ("up", "host")
+    assert product.process("host") != host
+
+
+def test_asked_again_with_end_sandboxes_nothing_is_left() -> None:
+    """Neither the turn's worker nor a sandbox nor what belongs to one, nor a socket; another conversation goes on."""
+    with Product(None, "--end-sandboxes") as product:
+        idle, thread = (product.conversation(product.agent(name), name) for name in ("idle", "cut"))
+        product.completed(idle, "/say one")
+        run_id, _ = product.hold(thread, "cut")
+        child, sandboxes = product.child(run_id), product.sandboxes()
+        said = hurried(product)
+        assert not is_alive(child)
+        assert not any(is_alive(process) for pair in sandboxes.values() for process in pair)
+        assert "1 turn was cut off" in said[-2]
+        assert said[-1] == "stopped; 2 sandboxes were ended"
+        assert sandbox_names(product.data.sandboxes) == []
+        assert [path for path in product.data.root.rglob("*") if path.is_socket()] == []
+        product.start()
+        run = product.wait_status(run_id)
+        assert (run.status, run.error_code) == ("failed", "outcome_unknown"), product.tell()
+        done = product.completed(idle, "and you")
+        assert "turn 2, remembering 1 earlier turns" in done.text
+        assert done.of_session() == "reloaded"
+        assert len(product.ledger("cut")) == 1
 
 
 def test_an_unfinished_turn_ends_by_its_lease_when_up_stays_away(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Process logs: events with fields, and nothing secret in them."""
 
+import ast
 import contextlib
 import io
 import json
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 
+import turnkeeper
 from turnkeeper.kit import log
 from turnkeeper.kit.ids import new_secret
 from turnkeeper.kit.log import REDACTED, SECRET_PREFIXES, configure, get_logger, redact_text
 
 SECRET = "canary-" + "x" * 30
+EMITTING = ("debug", "info", "warning", "error", "exception", "bind", "bind_context")
 
 
 @pytest.fixture
@@ -68,6 +71,21 @@ def test_levels_and_context(out: io.StringIO) -> None:
         ("c", "warning", "q"),
         ("d", "error", None),
     ]
+
+
+def test_no_event_passes_a_field_that_is_the_logger_s_own() -> None:
+    """It would be lost, and the line would say something else in its place: `process` says who writes."""
+    lost: list[str] = []
+    root = Path(turnkeeper.__file__).parent
+    for file in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr not in EMITTING or "log" not in ast.unparse(node.func.value).lower():
+                continue
+            own = [word.arg for word in node.keywords if word.arg in log.OWN_FIELDS]
+            lost += [f"{file.relative_to(root)}:{node.lineno} {name}" for name in own]
+    assert not lost
 
 
 @pytest.mark.parametrize(

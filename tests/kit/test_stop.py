@@ -51,6 +51,17 @@ def test_whoever_asks_again_is_heard() -> None:
     assert stop.reason == "first"
 
 
+def test_whoever_wants_to_know_of_impatience_too_late_is_told_at_once() -> None:
+    """A second Ctrl-C right after the first comes before anybody has had the time to ask for it."""
+    stop, heard = StopSignal(), list[str]()
+    stop.set("first")
+    stop.on_again(lambda: heard.append("early"))
+    assert heard == []
+    stop.set("second")
+    stop.on_again(lambda: heard.append("late"))
+    assert heard == ["early", "late"]
+
+
 def test_of_many_setters_one_is_first() -> None:
     """Callbacks run once, whoever sets."""
     stop, called, firsts = StopSignal(), list[int](), list[bool]()

@@ -29,6 +29,8 @@ _HARMLESS_SUFFIX = ("_hash", "_sha256", "_id", "_name", "_names", "_count", "_ty
 # 20 characters: a secret of ours has 43 after its prefix, a word in prose after `tk_` has fewer.
 _SECRET_TEXT = re.compile(r"\btk[whps]?_[A-Za-z0-9_-]{20,}")
 _BEARER = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+# What every event has; a field of this name that an event passes would be lost.
+OWN_FIELDS: Final = ("event", "level", "logger", "process", "time")
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 _configured = False

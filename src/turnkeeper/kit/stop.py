@@ -52,6 +52,7 @@ class StopSignal:
         self._reason: str | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._impatient: list[Callable[[], None]] = []
+        self._again = False
 
     @property
     def event(self) -> threading.Event:
@@ -77,6 +78,7 @@ class StopSignal:
                 self._event.set()
                 callbacks, self._callbacks = self._callbacks, []
             else:
+                self._again = True
                 callbacks = list(self._impatient)
         for callback in callbacks:
             callback()
@@ -121,9 +123,13 @@ class StopSignal:
         callback()
 
     def on_again(self, callback: Callable[[], None]) -> None:
-        """Call `callback` each time that somebody asks again from now on: they want it to end now. It must not block."""
+        """Call `callback` each time that somebody asks again: they want it to end now. At once if somebody already has.
+        It must not block."""
         with self._lock:
             self._impatient.append(callback)
+            again = self._again
+        if again:
+            callback()
 
     def _forget(self, callback: Callable[[], None]) -> None:
         with self._lock, contextlib.suppress(ValueError):

@@ -44,10 +44,26 @@ def of_turns(count: int | None) -> str:
     return f"stopping: {turns} running and given time to end (Ctrl-C again ends everything at once)"
 
 
-def of_sandboxes(count: int, data: DataDirectory) -> str | None:
-    """The last line, where something lives on."""
+def of_cut_off(count: int) -> str | None:
+    """Where somebody did not wait for turns to end."""
     if not count:
         return None
+    if count == 1:
+        return "1 turn was cut off: what it was doing is not finished, and its conversation may be lost"
+    return f"{count} turns were cut off: what they were doing is not finished, and their conversations may be lost"
+
+
+def of_ended_sandboxes(count: int) -> str:
+    """The last line with `--end-sandboxes`."""
+    if not count:
+        return "stopped; no sandbox was left to end"
+    return "stopped; 1 sandbox was ended" if count == 1 else f"stopped; {count} sandboxes were ended"
+
+
+def of_sandboxes(count: int, data: DataDirectory) -> str:
+    """The last line without it."""
+    if not count:
+        return "stopped"
     lives = "1 sandbox lives on" if count == 1 else f"{count} sandboxes live on"
     return (
         f"stopped; {lives}, so that conversations go on at the next start. To end "

@@ -75,7 +75,7 @@ class ManagedProcess:
                 return
             self.ended = 0 if system_clock.monotonic() - started >= WELL_AFTER_S else self.ended + 1
             pause = RESTART_PAUSE_S[min(self.ended, len(RESTART_PAUSE_S) - 1)]
-            log.warning("process_ended", process=self.name, status=status, restart_in_s=pause)
+            log.warning("process_ended", name=self.name, status=status, restart_in_s=pause)
             await system_clock.sleep(pause)
 
     async def stop(self) -> None:
@@ -97,7 +97,7 @@ class ManagedProcess:
             async with asyncio.timeout(self.stop_s):
                 await process.wait()
         except TimeoutError:
-            log.warning("process_killed", process=self.name, after_s=self.stop_s)
+            log.warning("process_killed", name=self.name, after_s=self.stop_s)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()

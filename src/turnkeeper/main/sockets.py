@@ -1,5 +1,6 @@
 """Listening sockets, bound before anything else is started."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -61,6 +62,10 @@ class KeptListener:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Its name goes too, where it is still ours: a copy of the directory would find a socket in its way."""
+        with contextlib.suppress(OSError):
+            if self.is_there():
+                self.path.unlink()
         self._sock.close()
 
     @property

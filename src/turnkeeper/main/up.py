@@ -20,12 +20,12 @@ from typing import Any
 
 import click
 
-from turnkeeper.client.http import AsyncHttpClient, CallError
+from turnkeeper.client.http import AsyncHttpClient, CallError, ClientError
 from turnkeeper.domain.errors import SettingRefused
 from turnkeeper.kit import log as logs
 from turnkeeper.kit.clock import system_clock
 from turnkeeper.kit.log import get_logger
-from turnkeeper.kit.procs import keep_signals_to_oneself
+from turnkeeper.kit.procs import ProcessId, descendants, keep_signals_to_oneself
 from turnkeeper.kit.stop import StopSignal
 from turnkeeper.main import leaving
 from turnkeeper.main.environment import Environment, ListenAddress
@@ -35,7 +35,8 @@ from turnkeeper.main.preflight import require_settings
 from turnkeeper.main.processes import ManagedProcess, last_said
 from turnkeeper.main.reach import allowed_hosts, is_loopback, own_url
 from turnkeeper.main.sockets import KeptListener, bind
-from turnkeeper.main.teardown import end_sandboxes
+from turnkeeper.main.starting import Starting
+from turnkeeper.main.teardown import end_sandboxes, end_workers
 from turnkeeper.provisioner.backends.local.bubblewrap import IsolationUnavailableError, check_private
 from turnkeeper.store.embedded import EmbeddedPostgres
 from turnkeeper.store.errors import DatabaseError
@@ -184,8 +185,21 @@ class _Up:
         self.data = data
         self.stop = stop
         self._keeping: asyncio.Task[None] | None = None
+        self._starting = Starting(data.root)
+        self._hurried = False
+        self._workers: list[ProcessId] = []  # of the host, as it had them when it was killed
+        self._last_lines: list[str] = []
 
     async def run(self, on_ready: OnReady) -> int:
+        self._starting.begin()
+        try:
+            return await self._run(on_ready)
+        finally:
+            self._starting.end()
+            for line in self._last_lines:  # "stopped" is said when the database has, too
+                click.echo(line, err=True)
+
+    async def _run(self, on_ready: OnReady) -> int:
         if not self.settings.unsafe_no_isolation:
             _require_isolation(self.data.root)
         address = ListenAddress(host=self.settings.address, port=self.settings.port)
@@ -194,7 +208,9 @@ class _Up:
             KeptListener(self.data.provisioner_socket, "provisioner.sock") as provisioner_socket,
         ):
             url = own_url(self.settings.address, control_socket.getsockname()[1])
+            self._starting.waits_for = "the database"
             async with self._database() as dsn:
+                self._starting.waits_for = "the database's schema"
                 made = await self._bootstrap(dsn)
                 processes = self._processes(dsn, url, control_socket, provisioner_socket)
                 return await self._supervise(processes, url, made, on_ready, provisioner_socket)
@@ -219,7 +235,7 @@ class _Up:
         while True:
             try:
                 await postgres.wait_ended()
-                log.warning("process_ended", process="postgres")
+                log.warning("process_ended", name="postgres")
                 await postgres.start()
             except DatabaseError as error:
                 log.warning("postgres_not_started", why=str(error))
@@ -340,6 +356,7 @@ class _Up:
         keeping = tasks if self._keeping is None else [*tasks, self._keeping]
         try:
             await self._wait_ready(processes, url)
+            self._starting.end()
             pids = {process.name: process.pid for process in processes}
             link = f"{url}{LINK_PATH}?token={made['link_secret']}"
             there = self.settings.address
@@ -348,18 +365,33 @@ class _Up:
             await self._until_stopped(on_ready(running), keeping)
             return 0
         finally:
+            self._starting.end()
             if self.stop.is_set:
                 click.echo(leaving.of_turns(await leaving.live_turns(url, self.data, HOST_NAME)), err=True)
             await self._stop_all(processes)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self.settings.end_sandboxes:
-                for line in await asyncio.to_thread(end_sandboxes, self.data):
-                    log.warning("sandbox_not_ended", why=line)
-                    click.echo(f"error: {line}", err=True)
-            elif line := leaving.of_sandboxes(leaving.living_sandboxes(self.data), self.data):
+            await self._end_what_is_left()
+
+    async def _end_what_is_left(self) -> None:
+        """Workers and sandboxes outlive the processes of `up`, unless somebody wants them to end."""
+        if self._hurried or self.settings.end_sandboxes:
+            workers = await asyncio.to_thread(end_workers, self.data.hosts / HOST_NAME, self._workers)
+            for line in workers.complaints:
+                log.warning("worker_not_ended", why=line)
+                click.echo(f"error: {line}", err=True)
+            if (line := leaving.of_cut_off(workers.turns)) is not None:
                 click.echo(line, err=True)
+        if self.settings.end_sandboxes:
+            sandboxes = await asyncio.to_thread(end_sandboxes, self.data)
+            for line in sandboxes.complaints:
+                log.warning("sandbox_not_ended", why=line)
+                click.echo(f"error: {line}", err=True)
+            if self.stop.is_set:
+                self._last_lines.append(leaving.of_ended_sandboxes(sandboxes.count))
+        elif (living := leaving.living_sandboxes(self.data)) or self.stop.is_set:
+            self._last_lines.append(leaving.of_sandboxes(living, self.data))
 
     async def _until_stopped(self, work: Awaitable[None] | None, keeping: "Sequence[asyncio.Task[None]]") -> None:
         """Until somebody asks to stop. What `work` or a task that keeps something running raises ends it too: a part that
@@ -380,8 +412,13 @@ class _Up:
         """The host first: its turns still need the others to end well. Asked again (a second Ctrl-C), all at once."""
         loop = asyncio.get_running_loop()
         hurried: list[asyncio.Task[None]] = []
+        host = processes[-1]
 
         def hurry() -> None:
+            self._hurried = True
+            # Not yet reaped, so the pid is the host's own. Killed, it cannot end its children any more.
+            if host.pid is not None:
+                self._workers += descendants(host.pid)
             hurried.extend(loop.create_task(process.stop()) for process in processes)
 
         def asked_again() -> None:
@@ -398,15 +435,19 @@ class _Up:
         ends = system_clock.monotonic() + READY_WITHIN_S
         provisioner_url = ListenAddress(socket_path=self.data.provisioner_socket).url
         async with AsyncHttpClient(url) as control, AsyncHttpClient(provisioner_url) as provisioner:
-            why = "no answer"
+            why, asked = "no answer", ""
             while system_clock.monotonic() < ends:
                 try:
+                    asked = "the provisioner"
                     await provisioner.request("GET", "/livez", timeout_s=5.0)
+                    asked = "the control plane"
                     await control.request("GET", "/readyz", timeout_s=5.0)
                     if all(process.pid is not None for process in processes):
                         return
                 except CallError as error:
                     why = str(error)
+                    said = f" ({error.detail})" if isinstance(error, ClientError) and error.detail else ""
+                    self._starting.waits_for = f"{asked}{said}"
                 if self.stop.is_set:
                     raise SettingRefused("stopped before everything was ready")
                 for process in processes:
