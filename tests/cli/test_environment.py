@@ -142,7 +142,7 @@ def test_the_data_directory_is_private_from_the_first_moment(tmp_path: Path) -> 
 
 
 def test_a_data_directory_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
-    """A file in the way, and one that others may read."""
+    """A file in the way, one that others may read, and a place of something else, which is not to be closed to them."""
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingRefused, match=f"data directory {tmp_path}/file/data cannot be made"):
         DataDirectory(tmp_path / "file" / "data").make()
@@ -153,6 +153,11 @@ def test_a_data_directory_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     shared.chmod(0o755)
     with pytest.raises(SettingRefused, match=f"chmod 700 {shared}"):
         DataDirectory(shared).make()
+    (shared / "letters").mkdir()
+    with pytest.raises(SettingRefused, match=f"^{shared} is open to other users and holds other things") as caught:
+        DataDirectory(shared).make()
+    assert "chmod" not in str(caught.value)
+    assert [path.name for path in shared.iterdir()] == ["letters"]
 
 
 @pytest.mark.parametrize("kind", ["directory", "FIFO", "loop"])
@@ -186,12 +191,16 @@ def test_what_is_in_the_way_of_a_file_of_ours_is_named(name: str, kind: str, tmp
         data.make()
 
 
-@pytest.mark.parametrize("part", ["", "logs", "run", "keys", "postgres"])
+@pytest.mark.parametrize("part", ["", "logs", "run", "keys", "postgres", "nothing"])
 def test_a_part_that_became_read_only_is_named(part: str, tmp_path: Path) -> None:
-    """As after an error of the file system. Root, who may write anything else, is told as well."""
+    """As after an error of the file system. Root, who may write anything else, is told as well. `nothing`: it is all, and empty."""
     data = DataDirectory(tmp_path / "data")
-    data.make()
-    data.postgres.mkdir()
+    if part == "nothing":
+        data.root.mkdir(mode=0o700)
+        part = ""
+    else:
+        data.make()
+        data.postgres.mkdir()
     path = str(data.root / part)
     code = f"""
 from pathlib import Path

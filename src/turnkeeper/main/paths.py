@@ -7,6 +7,8 @@ from pathlib import Path
 
 from turnkeeper.domain.errors import SettingRefused
 
+_GIVE_WRITABLE = "give a writable one with --data or TURNKEEPER_DATA"
+
 
 @dataclass(frozen=True)
 class DataDirectory:
@@ -90,22 +92,36 @@ class DataDirectory:
 
     def make(self) -> None:
         """Create the directories; refuse one that cannot be written or that others can read."""
+        self._make(self.root, f"data directory {self.root} cannot be made")
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise SettingRefused(f"data directory {self.root} is not writable: {_GIVE_WRITABLE}")
+        self._require_private()
+        for path in (self.run, self.logs, self.keys, self.hosts):
+            self._make(path, f"data directory {self.root} takes no directory {path.name}")
+        self._require_parts()
+
+    def _make(self, path: Path, failed: str) -> None:
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self.root.stat().st_mode & 0o077:
-                raise SettingRefused(f"data directory {self.root} is open to other users: chmod 700 {self.root}")
-            for path in (self.run, self.logs, self.keys, self.hosts):
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingRefused(f"{failed} ({os.strerror(error.errno or 0)}): {_GIVE_WRITABLE}") from error
+
+    def _require_private(self) -> None:
+        """Who named a place of something else, such as /tmp, is not told to close that to its other users."""
+        try:
+            if not self.root.stat().st_mode & 0o077:
+                return
+            may_be_ours = self.keys.is_dir() or next(self.root.iterdir(), None) is None
         except OSError as error:
             raise SettingRefused(
-                f"data directory {self.root} cannot be made ({os.strerror(error.errno or 0)}): "
-                "give a writable one with --data or TURNKEEPER_DATA"
+                f"data directory {self.root} cannot be read ({os.strerror(error.errno or 0)})"
             ) from error
-        if not os.access(self.root, os.W_OK | os.X_OK):
-            raise SettingRefused(
-                f"data directory {self.root} is not writable: give a writable one with --data or TURNKEEPER_DATA"
-            )
-        self._require_parts()
+        raise SettingRefused(
+            f"data directory {self.root} is open to other users: chmod 700 {self.root}"
+            if may_be_ours
+            else f"{self.root} is open to other users and holds other things than a data directory: "
+            "give a directory of its own with --data or TURNKEEPER_DATA"
+        )
 
     def make_run(self) -> None:
         """Make the directory of sockets again, where somebody has removed it. `OSError`."""
