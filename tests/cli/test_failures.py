@@ -86,8 +86,18 @@ def test_a_definition_that_is_no_toml_is_one_line(tmp_path: Path) -> None:
     assert f"{file} is not TOML" in ran.one_line()
     file.write_bytes(b"name = '\xff'")
     assert f"{file} is not TOML" in turnkeeper("agents", "add", str(file), home=tmp_path, env=KEY).one_line()
-    file.write_text("title = 'nameless'")
-    assert "name" in turnkeeper("agents", "add", str(file), home=tmp_path, env=KEY).one_line()
+
+
+@pytest.mark.parametrize(("name", "value"), [("", "None"), ("name = 'Bad Name'\n", "'Bad Name'"), ("name = 3\n", "3")])
+def test_a_definition_without_a_good_name_is_told_all_its_faults(name: str, value: str, tmp_path: Path) -> None:
+    """One line for each; the name's says the rule."""
+    file = tmp_path / "agent.toml"
+    file.write_text(f"{name}command = 'python'\nnetwork = 'wide'\n")
+    ran = turnkeeper("agents", "add", str(file), home=tmp_path, env=KEY)
+    assert ran.status == 1
+    assert ran.error_lines[0] == f"error: {file} is no agent definition:"
+    assert ran.error_lines[1].startswith(f"  name is {value}; it must be 1 to 63 lower-case letters, digits, ")
+    assert [line.split(" is ")[0] for line in ran.error_lines[2:]] == ["  command", "  network"]
 
 
 def test_a_reader_that_leaves_is_no_failure_worth_a_traceback(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from turnkeeper.cli.arguments import AGENT_NAME, shown
+from turnkeeper.cli.arguments import AGENT_NAME
 from turnkeeper.cli.connection import connection_options
 from turnkeeper.cli.output import json_option, one_line, print_json, print_table, say, visible
 from turnkeeper.cli.toml_text import toml_of
@@ -92,9 +92,11 @@ def add(connect: Connect, file: Path, as_json: bool) -> None:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise click.ClickException(f"{file} is not TOML: {error}") from error
     name = definition.get("name")
-    if not isinstance(name, str) or AGENT_NAME.fault(name) is not None:
-        value = shown(name) if isinstance(name, str) else f"{name!r:.80}"
-        raise click.ClickException(f'{file}: `name` is {value}; a definition has a name, such as name = "my-agent"')
+    if not isinstance(name, str) or AGENT_NAME.fault(name) is not None:  # no address to send it to
+        from turnkeeper.domain.agent import parse_definition
+
+        found = parse_definition(definition)
+        raise _no_definition(str(file), found if isinstance(found, list) else [])
     with connect() as client:
         known = any(one.name == name for one in client.agents())
         one = _put(client, name, definition, str(file))
@@ -130,8 +132,12 @@ def _put(client: "OwnerClient", name: str, definition: dict[str, Any], source: s
         complaints = error.extra.get("complaints")
         if not isinstance(complaints, list):
             raise
-        lines = "".join(f"\n  {visible(str(line))}" for line in cast("list[object]", complaints))
-        raise click.ClickException(f"{source} is no agent definition:{lines}") from error
+        raise _no_definition(source, cast("list[object]", complaints)) from error
+
+
+def _no_definition(source: str, complaints: Sequence[object]) -> click.ClickException:
+    lines = "".join(f"\n  {visible(str(line))}" for line in complaints)
+    return click.ClickException(f"{source} is no agent definition:{lines}")
 
 
 def _tell(one: "Agent", done: str, as_json: bool) -> None:
