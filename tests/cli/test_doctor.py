@@ -132,24 +132,27 @@ def test_another_schema_is_one_line(dsn: str, empty_dsn: str, tmp_path: Path) ->
     assert "has schema 9999, newer than this release's" in ran.one_line()
 
 
-def test_a_database_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("doctor",), ("db", "check"), ("db", "upgrade")], ids=" ".join)
+def test_a_database_that_is_not_there_is_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
     """Named without its password."""
     url = "postgresql://somebody:secret-word@127.0.0.1:1/nothing"
-    ran = turnkeeper("doctor", home=tmp_path, env={"DATABASE_URL": url})
-    assert (ran.status, ran.out) == (1, "")
-    assert 'cannot connect to database "nothing" at 127.0.0.1:1' in ran.one_line()
-    assert "secret-word" not in ran.err
+    ran = turnkeeper(*words, home=tmp_path, env={"DATABASE_URL": url})
+    assert ran.status == 1
+    (line,) = (ran.out + ran.err).splitlines()
+    assert line.removeprefix("error: ").startswith('cannot connect to database "nothing" at 127.0.0.1:1: ')
+    assert "secret-word" not in line
 
 
-def test_which_database_must_be_clear(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("doctor",), ("db", "check")], ids=" ".join)
+def test_which_database_must_be_clear(words: tuple[str, ...], tmp_path: Path) -> None:
     """Status 2 for none, for two, and for a directory that has none."""
-    ran = turnkeeper("doctor", home=tmp_path)
+    ran = turnkeeper(*words, home=tmp_path)
     assert ran.status == 2
     assert "set DATABASE_URL, or give --database or the --data of a local `turnkeeper up`" in ran.one_line()
-    ran = turnkeeper("doctor", "--database", "postgresql://x/y", "--data", str(tmp_path), home=tmp_path)
+    ran = turnkeeper(*words, "--database", "postgresql://x/y", "--data", str(tmp_path), home=tmp_path)
     assert ran.status == 2
     assert "give one of them" in ran.one_line()
-    ran = turnkeeper("doctor", "--data", str(tmp_path), home=tmp_path, env={"DATABASE_URL": "postgresql://x/y"})
+    ran = turnkeeper(*words, "--data", str(tmp_path), home=tmp_path, env={"DATABASE_URL": "postgresql://x/y"})
     assert ran.status == 2
     assert f"--data is '{tmp_path}'" in ran.one_line()
 
@@ -176,9 +179,14 @@ def test_the_database_of_a_local_up(tmp_path: Path, postgres_server: PostgresSer
             ran = turnkeeper("doctor", "--data", str(data), home=tmp_path)
             assert (ran.status, ran.out, ran.err) == (0, "0 scopes and 0 runs looked at: no finding\n", "")
             assert turnkeeper("doctor", home=tmp_path, env={"TURNKEEPER_DATA": str(data)}).status == 0
+            ran = turnkeeper("db", "check", home=tmp_path, env={"TURNKEEPER_DATA": str(data)})
+            assert (ran.status, ran.out, ran.err) == (0, "ok\n", "")
         finally:
             throw_away(server)
         ran = turnkeeper("doctor", "--data", str(data), home=tmp_path)
         assert (ran.status, ran.out) == (1, "")
         assert str(data / "run" / "pg") in ran.one_line()
         assert ran.one_line().endswith("is its `turnkeeper up` running?")
+        ran = turnkeeper("db", "check", "--data", str(data), home=tmp_path)
+        assert (ran.status, ran.err) == (1, "")
+        assert ran.out.endswith("is its `turnkeeper up` running?\n")

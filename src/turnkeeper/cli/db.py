@@ -1,10 +1,12 @@
 """`turnkeeper db`."""
 
 import os
+from pathlib import Path
 
 import click
 
 from turnkeeper.cli.arguments import GIVEN
+from turnkeeper.cli.databases import LOCAL_UP, database_of, database_or_local_up
 from turnkeeper.cli.output import json_option, print_json, say
 
 
@@ -46,14 +48,14 @@ def upgrade(database: str | None, as_json: bool) -> None:
 
 
 @db.command(epilog="Example: DATABASE_URL=postgresql://tk@db/tk turnkeeper db check --json")
-@database_option
+@database_or_local_up
 @json_option
-def check(database: str | None, as_json: bool) -> int:
+def check(database: str | None, data: Path | None, as_json: bool) -> int:
     """Say whether the product would start on this database: version, durability, schema. Exit status 1 if not."""
-    dsn, named = _dsn(database)
+    dsn, named = database_of(database, data)
     from turnkeeper.main.database import check_database
 
-    findings = check_database(dsn, named)
+    findings = check_database(dsn, named, of_local_up=named == LOCAL_UP)
     if as_json:
         print_json({"ok": not findings, "findings": findings})
     else:

@@ -3,7 +3,7 @@
 import asyncio
 
 from turnkeeper.domain.errors import OptionRefused, SettingRefused
-from turnkeeper.store.errors import ConnectionStringRefused, DatabaseError
+from turnkeeper.store.errors import ConnectionStringRefused, DatabaseError, DatabaseUnavailable
 from turnkeeper.store.migrate import upgrade
 from turnkeeper.store.pool import open_database
 
@@ -16,10 +16,10 @@ def upgrade_database(dsn: str, named: str) -> str:
         raise refused(error, named) from error
 
 
-def check_database(dsn: str, named: str) -> list[str]:
-    """One line for each reason why the product would not start on this database."""
+def check_database(dsn: str, named: str, *, of_local_up: bool = False) -> list[str]:
+    """One line for each reason why the product would not start on this database. That of a local `up` may be at rest."""
     try:
-        return asyncio.run(_check(dsn))
+        return asyncio.run(_check(dsn, of_local_up))
     except ConnectionStringRefused as error:
         raise refused(error, named) from error
 
@@ -31,11 +31,16 @@ def refused(error: DatabaseError, named: str, hint: str = "") -> SettingRefused:
     return (OptionRefused if named.startswith("--") else SettingRefused)(error.line(named))
 
 
-async def _check(dsn: str) -> list[str]:
+def hint(error: DatabaseError, *, of_local_up: bool) -> str:
+    """What follows the line of `error`: the database of a local `up` is there only while that runs."""
+    return "; is its `turnkeeper up` running?" if of_local_up and isinstance(error, DatabaseUnavailable) else ""
+
+
+async def _check(dsn: str, of_local_up: bool) -> list[str]:
     try:
         async with open_database(dsn, min_size=1, max_size=1):
             return []
     except ConnectionStringRefused:
         raise
     except DatabaseError as error:
-        return str(error).splitlines()
+        return f"{error}{hint(error, of_local_up=of_local_up)}".splitlines()

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 from turnkeeper.domain.history import Finding
 from turnkeeper.domain.settings import Timing
-from turnkeeper.main.database import refused
+from turnkeeper.main.database import hint, refused
 from turnkeeper.main.environment import Environment
 from turnkeeper.main.paths import DataDirectory
 from turnkeeper.services.doctor import Examined, examine
 from turnkeeper.store.embedded import url_at
-from turnkeeper.store.errors import DatabaseError, DatabaseUnavailable
+from turnkeeper.store.errors import DatabaseError
 from turnkeeper.store.pool import open_database
 
 STATEMENT_TIMEOUT_S = 300.0
@@ -32,8 +32,7 @@ def examine_database(dsn: str, report: Callable[[Finding], None], *, named: str,
     try:
         return asyncio.run(_examine(dsn, report, trees_per_owner))
     except DatabaseError as error:
-        hint = "; is its `turnkeeper up` running?" if of_local_up and isinstance(error, DatabaseUnavailable) else ""
-        raise refused(error, named, hint) from error
+        raise refused(error, named, hint(error, of_local_up=of_local_up)) from error
 
 
 async def _examine(dsn: str, report: Callable[[Finding], None], trees_per_owner: int) -> Examined:

@@ -18,7 +18,14 @@ from psycopg.conninfo import conninfo_to_dict
 
 from turnkeeper.kit.log import get_logger
 from turnkeeper.store import durability
-from turnkeeper.store.errors import ConnectionStringRefused, DatabaseRefused, DatabaseUnavailable, place, translate
+from turnkeeper.store.errors import (
+    ConnectionStringRefused,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    place,
+    reason,
+    translate,
+)
 from turnkeeper.store.tx import Reader
 
 LOCK_TIMEOUT_S: Final = 5.0
@@ -100,11 +107,12 @@ async def schema_state(reader: Reader) -> SchemaState:
 
 def check(dsn: str) -> SchemaState:
     """Where the database stands, without a pool. `DatabaseUnavailable` if it cannot be asked."""
+    where = place(dsn)
     try:
-        with psycopg.connect(dsn, autocommit=True, connect_timeout=10) as connection:
+        with _connect(dsn, where, autocommit=True) as connection:
             return _state(connection)
     except psycopg.Error as error:
-        raise _refused(error, place(dsn)) from None
+        raise _refused(error, where) from None
 
 
 def upgrade(dsn: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> str:
@@ -146,7 +154,7 @@ def _upgrade(dsn: str, where: str, lock_timeout_s: float) -> SchemaState:
         # The connection string's own options stay in force, as in the pool: one of them may be synchronous_commit.
         given = conninfo_to_dict(dsn).get("options") or ""
         options = f"{given} -c lock_timeout={int(lock_timeout_s * 1000)} -c TimeZone=UTC".strip()
-        return psycopg.connect(dsn, connect_timeout=10, options=options, application_name="turnkeeper migrations")
+        return _connect(dsn, where, options=options, application_name="turnkeeper migrations")
 
     engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
     config = Config()
@@ -173,6 +181,13 @@ def _upgrade(dsn: str, where: str, lock_timeout_s: float) -> SchemaState:
     return before
 
 
+def _connect(dsn: str, where: str, **settings: Any) -> psycopg.Connection[Any]:
+    try:
+        return psycopg.connect(dsn, connect_timeout=10, **settings)
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable(f"cannot connect to {where}: {reason(error)}") from None
+
+
 def _state(connection: psycopg.Connection[Any]) -> SchemaState:
     found = connection.execute("SELECT to_regclass('alembic_version') IS NULL").fetchone()
     if found is None or found[0]:
@@ -190,4 +205,4 @@ def _refused(error: psycopg.Error, where: str) -> Exception:
         return ConnectionStringRefused()
     if error.sqlstate == "42501":
         return DatabaseRefused(f"{where}: {error.diag.message_primary}; the schema's owner must run the upgrade")
-    return translate(error, where, doing="schema")
+    return translate(error, where, doing="reading or upgrading the schema")
