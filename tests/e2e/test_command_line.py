@@ -195,6 +195,7 @@ def test_agents_are_listed_shown_added_and_removed(tk: Tk, tmp_path: Path) -> No
     gone = tk("chat", "hello", "--agent", "mine")
     assert gone.status == 1
     assert "mine" in gone.one_line()
+    assert "`turnkeeper agents list`" in gone.one_line()
 
 
 def test_a_key_opens_until_it_is_revoked(tk: Tk) -> None:

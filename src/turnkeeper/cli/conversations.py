@@ -81,6 +81,8 @@ def create(connect: Connect, agent: str, workdir: str | None, title: str, as_jso
 
 def begin(client: "OwnerClient", agent: str, workdir: str | None, title: str = "") -> "Conversation":
     """A new conversation. An agent that cannot run here is refused, with what it lacks: its first turn could only fail."""
+    from turnkeeper.client.failures import ClientError
+    from turnkeeper.domain.errors import ProblemCode
     from turnkeeper.kit.ids import new_id
     from turnkeeper.wire.public import NewConversation
 
@@ -89,7 +91,12 @@ def begin(client: "OwnerClient", agent: str, workdir: str | None, title: str = "
         install = f"; install it with: {known.install}" if known.install else ""
         raise click.ClickException(f"agent {agent} cannot run here: {known.unavailable}{install}")
     new = NewConversation(agent=agent, workdir=workdir, title=title)
-    return client.create_conversation(new, idempotency_key=new_id())
+    try:
+        return client.create_conversation(new, idempotency_key=new_id())
+    except ClientError as error:
+        if error.code == ProblemCode.UNKNOWN_AGENT:
+            error.add_note("`turnkeeper agents list` shows it")
+        raise
 
 
 @conversations.command(epilog="Example: turnkeeper conversations close 0193e2a4-7c1e-7b55-8f00-0d6f7a1b2c3d")
