@@ -58,6 +58,8 @@ def control_plane(answers: Sequence[Answer]) -> Generator[tuple[str, list[str]]]
 
     thread = threading.Thread(target=serve)
     thread.start()
+    if not answers:  # gone from the beginning: a connection made before that would be one over which something was sent
+        thread.join(20)
     try:
         yield f"http://127.0.0.1:{port}", heads
     finally:

@@ -373,8 +373,8 @@ def test_whoever_stops_up_is_told_what_it_waits_for_and_what_lives_on(tmp_path: 
     assert leaving.living_sandboxes(data) == 0
     (tmp_path / "sandboxes" / "not-one").mkdir(parents=True)
     assert leaving.living_sandboxes(data) == 0
-    assert leaving.of_sandboxes(0, data) is None
-    line = leaving.of_sandboxes(2, data) or ""
+    assert leaving.of_sandboxes(0, data) == "stopped"
+    line = leaving.of_sandboxes(2, data)
     assert "2 sandboxes live on" in line
     assert f" up --data {tmp_path} --end-sandboxes" in line
 

@@ -200,6 +200,7 @@ async def test_a_stop_ends_a_start_that_is_under_way(ready: Path) -> None:
     throw_away(holder)
 
 
+@pytest.mark.timeout(180)  # it waits out a stop and a start of PostgreSQL
 async def test_a_server_that_waits_for_a_dead_recovery_is_ended(ready: Path) -> None:
     """A backend is killed, then the process that recovers from that: the postmaster lives on and serves nobody (18.4)."""
     server = EmbeddedPostgres(
