@@ -203,12 +203,13 @@ def test_a_defect_shows_an_id_and_nothing_else(world: World, capfd: pytest.Captu
         log = capfd.readouterr().err
         assert found["error_id"] in log
         assert "UndefinedColumn" in log
+        assert '"route": "conversations/{thread_id}/messages"' in log
         assert found["error_id"] in found["detail"]
     assert world.owner.http.get("/v1/me").status_code == 200
 
 
-def test_the_database_is_away(dsn: str) -> None:
-    """503 and retryable, not ready but alive; and all is well again when it is back."""
+def test_the_database_is_away(dsn: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """503 and retryable, not ready but alive; and all is well again when it is back. Told without an address (E-02)."""
     with control_server(dsn, pool_wait_s=0.5) as server:
         world = World(server, dsn)
         name = world.value("SELECT current_database()")
@@ -218,6 +219,9 @@ def test_the_database_is_away(dsn: str) -> None:
         found = problem(world.owner.http.get("/v1/me"), 503, "upstream_unavailable")
         assert found["retryable"] is True
         assert name not in json.dumps(found)
+        (line,) = [one for one in capfd.readouterr().err.splitlines() if '"database_unavailable"' in one]
+        assert '"route": "me"' in line
+        assert "/v1" not in line
         problem(world.client().get("/readyz"), 503, "not_ready")
         assert world.client().get("/livez").status_code == 200
         assert "turnkeeper_http_request_seconds" in world.client().get("/metrics").text

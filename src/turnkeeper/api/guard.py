@@ -66,21 +66,24 @@ class _Guarded:
             await response(scope, receive, sent)
 
 
+def _place(scope: Scope) -> str:
+    """The route in a log: its name within the API, and no address (E-02)."""
+    return route_template(scope).removeprefix("/v1/")
+
+
 def failure_response(failure: Exception, scope: Scope, metrics: Metrics) -> Response:
     """The answer to an exception that nobody expected, which is logged here, once, and never shown."""
     scope[_ANSWERED] = failure
     if isinstance(failure, ClientDisconnect):
         return problem_response(ProblemCode.BAD_REQUEST, "the client left before its request was whole")  # to nobody
     if is_outage(failure):
-        _log.warning("database_unavailable", route=route_template(scope), exception=type(failure).__name__)
+        _log.warning("database_unavailable", route=_place(scope), exception=type(failure).__name__)
         return problem_response(
             ProblemCode.UPSTREAM_UNAVAILABLE, "the database does not answer; try again", language=language_of(scope)
         )
     error_id = new_id()
     metrics.internal_errors.inc()
-    _log.error(
-        "request_failed", error_id=error_id, route=route_template(scope), method=scope["method"], exc_info=failure
-    )
+    _log.error("request_failed", error_id=error_id, route=_place(scope), method=scope["method"], exc_info=failure)
     return problem_response(
         ProblemCode.INTERNAL,
         f"the operator finds it in the log as error_id {error_id}",
