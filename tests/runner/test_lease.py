@@ -82,6 +82,7 @@ def test_a_silent_turn_stays_leased_over_many_lease_periods(peers: Peers, clock:
     assert pass_time(silent, clock, peers, 360) == 360
     settled(silent, clock, peers)
     assert len(peers.of("heartbeat")) == 12
+    peers.wait_for("feed", 12)  # it follows its renewal's answer
     assert len(peers.of("feed")) == 12
     peers.settle_turn()
     assert silent.wait() == 0

@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,12 +38,11 @@ def databases(url: str, prefix: str) -> list[str]:
     return [name for (name,) in run(url, "SELECT datname FROM pg_database") if name.startswith(prefix)]
 
 
-def session() -> "subprocess.Popen[str]":
-    """Another test session on the given server, with a database."""
-    tests = str(Path(postgres.__file__).parents[1])
-    return subprocess.Popen(
-        [sys.executable, "-c", SESSION, tests], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
-    )
+def session(name: str = "") -> "subprocess.Popen[str]":
+    """Another test session on the given server, with a database. `name`: what its connections are called there."""
+    command = [sys.executable, "-c", SESSION, str(Path(postgres.__file__).parents[1])]
+    environment = {**os.environ, "PGAPPNAME": name}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def first_line(process: "subprocess.Popen[str]") -> str:
@@ -68,10 +68,16 @@ def test_a_session_leaves_nothing_on_a_server_that_stays(given: str) -> None:
 
 def test_what_a_killed_session_left_is_removed_by_the_next(given: str) -> None:
     """And nothing of one that lives."""
-    with session() as killed, session() as living:
+    name = f"killed-{os.getpid()}"
+    with session(name) as killed, session() as living:
         left, kept = first_line(killed), first_line(living)
         killed.kill()
         killed.wait()
+        # Its backends see that a moment later, and one that copies a database finishes that first.
+        end = time.monotonic() + 30
+        while (name,) in run(given, "SELECT application_name FROM pg_stat_activity"):
+            assert time.monotonic() < end
+            time.sleep(0.01)
         assert databases(given, left)
         before = databases(given, kept)
         with postgres.postgres_server():
