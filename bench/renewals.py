@@ -2,8 +2,8 @@
 
 Thousands of attempts are live; a driver in a process of its own renews one after the other over as many connections as the
 row says, each with one request on its way. Beside each row `pgbench` updates one row a transaction, right before, over the
-same number of connections or as many as PostgreSQL admits. With two replicas, a second control plane stands beside the first one, with half of the
-connections each.
+same number of connections or as many as PostgreSQL admits. With two replicas, a second control plane stands beside the
+first one, with half of the connections each.
 """
 
 import contextlib
